@@ -152,12 +152,18 @@ async def _go_on(folder: Path, uid: str, played: int) -> list[Row]:
             psutil.Process(pid).memory_info().rss / MEGABYTE for pid in (instance.daemon_pid, simulation or 0)
         )
         await instance.executor.abort(uid)
+        await instance.executor.wait(uid)
+        asked = perf_counter()
+        heir = await instance.executor.resume(uid)
+        taken_over = perf_counter() - asked
+        await instance.executor.abort(heir)
     what = f"kill -9 at episode {played:,}: from the check of the journal's file to the next episode"
     return [
         Row(what=what, figure=resumed, unit="s", at_most=2.0),
         Row(what="daemon meanwhile", figure=daemon, unit="MB RSS", at_most=100),
         Row(what="simulation meanwhile", figure=controller, unit="MB RSS", at_most=150),
         Row(what="longest wait for a status", figure=silence * 1000, unit="ms", at_most=50),
+        Row(what="`resume` of it, until it is accepted", figure=taken_over, unit="s", note="lines of episodes are copied"),
         Row(what=f"episodes in the next {SECONDS:g} s", figure=status.episodes_ended - played, unit=""),
     ]
 

@@ -372,15 +372,21 @@ class Journal:
         return int(self._value(question, uid, phase) or 0)
 
     def figures(self, uid: str, phase: int) -> tuple[PhaseFigures, int]:
-        """The running figures of a phase as kept last, and the row of the last record in them; empty ones and 0 without any, or
-        if this version can't read them.
+        """The running figures of a phase as kept last, and the row of the last record in them. If this version can't read them,
+        or there are none: those of the inherited episodes, and 0.
         """
         question = "SELECT records, data FROM runs JOIN figures ON run = position WHERE uid = ? AND phase = ?"
         row = next(self._rows(question, (uid, phase)), None)
         if row is not None:
             with suppress(msgspec.MsgspecError, TypeError):
                 return msgspec.msgpack.decode(row[1], type=PhaseFigures), int(row[0])
-        return PhaseFigures(), 0
+        return self.inherited_figures(uid, phase), 0
+
+    def inherited_figures(self, uid: str, phase: int) -> PhaseFigures:
+        """Those of the episodes that the run has from the one that it resumes. Raises RecordDamaged."""
+        question = "SELECT inherited FROM runs JOIN figures ON run = position WHERE uid = ? AND phase = ?"
+        packed = self._value(question, uid, phase)
+        return PhaseFigures() if packed is None else decoded(uid, "figures.inherited", packed, PhaseFigures)
 
     def require_sound(self, uid: str, *, phases: int) -> None:
         """Checks that all of the run's record can be read. Blocks. Raises RecordDamaged."""

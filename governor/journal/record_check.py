@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from governor.errors import RecordDamaged
+from governor.index_ranges import IndexRanges
 from governor.journal.tables import RECORD_OF, decoded, plain_events
 from governor.messages import EpisodeRecord, TaskRecord
 from governor.messages.figures import PhaseFigures
@@ -37,9 +38,7 @@ _RECORDS: Final = (
     " LEFT JOIN figures ON figures.run = runs.position AND figures.phase = records.phase AND kind = 'episode'"
     " WHERE uid = ? AND records.position > coalesce(figures.records, 0)"
 )
-_FIGURES: Final = (
-    "SELECT phase, figures.data FROM runs JOIN figures ON figures.run = runs.position WHERE uid = ?"
-)
+_FIGURES: Final = "SELECT phase, figures.data, inherited FROM runs JOIN figures ON figures.run = runs.position WHERE uid = ?"
 _RECORD_TYPES: Final[dict[str, Any]] = {"episode": list[EpisodeRecord], "task": list[TaskRecord]}
 _DISCARDED: Final = "discarded "
 """A prefix for each restart of the run."""
@@ -101,11 +100,16 @@ def _check_records(
     """The number of episodes that count and the sums of their keys, since there may be millions; the keys of tasks."""
     number = of_phases = of_indices = 0
     tasks = set()
-    for phase, packed in rows(_FIGURES, (uid,)):
-        ended = decoded(uid, f"figures of phase {phase}", packed, PhaseFigures).ended
-        number += len(ended)
-        of_phases += phase * len(ended)
-        of_indices += ended.total
+    for phase, *both in rows(_FIGURES, (uid,)):
+        where = f"figures of phase {phase}"
+        ended, inherited = (
+            decoded(uid, where, packed, PhaseFigures).ended if packed is not None else IndexRanges()
+            for packed in both
+        )
+        own = len(ended) - len(inherited)
+        number += own
+        of_phases += phase * own
+        of_indices += ended.total - inherited.total
     for position, kind, phase, packed in rows(_RECORDS, (uid,)):
         where = f"records, row {position}"
         plain = kind.replace(_DISCARDED, "") if isinstance(kind, str) else kind

@@ -78,13 +78,14 @@ CREATE TABLE ended_tasks (
 """
 _FIGURES: Final = """
 CREATE TABLE figures (
-    run INTEGER NOT NULL, phase INTEGER NOT NULL, records INTEGER NOT NULL, data BLOB NOT NULL,
+    run INTEGER NOT NULL, phase INTEGER NOT NULL, records INTEGER NOT NULL, data BLOB NOT NULL, inherited BLOB,
     PRIMARY KEY (run, phase)
 ) WITHOUT ROWID;
 CREATE INDEX events_of_kind ON events (run, kind) WHERE records IS NULL;
 """
 """`figures` has the running figures of each phase, `PhaseFigures` in msgpack, of its episodes in the rows of `records` up to
-this one: what follows from the records alone, kept so that nobody reads all of them again.
+this one: what follows from the records alone, kept so that nobody reads all of them again. `inherited` are those of the
+episodes that the run has from the one that it resumes, and no records of.
 """
 SCHEMA: Final = _RUNS + _RECORDS + _FIGURES
 MIGRATIONS: Final = {

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Sequence
 
+    from governor.messages.figures import PhaseFigures
+
 R = TypeVar("R", bound=EpisodeRecord | TaskRecord)
 T = TypeVar("T")
 
@@ -243,11 +245,9 @@ class Transaction:
             "UPDATE runs SET started_at = coalesce(started_at, ?) WHERE uid = ?", (clock.wall(), uid)
         )
 
-    def episodes(
-        self, uid: str, phase: int, records: Sequence[EpisodeRecord], *, ended: bool = True
-    ) -> list[EpisodeRecord]:
-        """Records episodes, with an event for each if they `ended` just now; returns those that were not on record yet."""
-        return self._records("episode", uid, phase, records, [(each.index,) for each in records], ended=ended)
+    def episodes(self, uid: str, phase: int, records: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
+        """Records episodes, with an event for each; returns those that were not on record yet."""
+        return self._records("episode", uid, phase, records, [(each.index,) for each in records], ended=True)
 
     def tasks(
         self, uid: str, phase: int, records: Sequence[TaskRecord], *, ended: bool = True
@@ -285,23 +285,25 @@ class Transaction:
     def figures(self, uid: str, phase: int, packed: bytes) -> None:
         """Keeps the running figures of a phase, of all its episodes that are on record now."""
         self._connection.execute(
-            "INSERT OR REPLACE INTO figures (run, phase, records, data) SELECT run, phase, max(position), ? FROM records"
-            " WHERE run = ? AND kind = 'episode' AND phase = ? GROUP BY run, phase",
+            "INSERT INTO figures (run, phase, records, data) SELECT run, phase, max(position), ? FROM records"
+            " WHERE run = ? AND kind = 'episode' AND phase = ? GROUP BY run, phase"
+            " ON CONFLICT (run, phase) DO UPDATE SET records = excluded.records, data = excluded.data",
             (packed, self._numbers(uid).run, phase),
         )
 
-    def inherit(
-        self, uid: str, phase: int, kind: str, parent: str, *, keeps: Callable[[R], bool] | None = None
-    ) -> None:
-        """Records the episodes or task runs of a phase of `parent` as this run's own, all or those that `keeps` chooses."""
-        type_: Any = list[EpisodeRecord] if kind == "episode" else list[TaskRecord]
-        for (packed,) in self._connection.execute(RECORDS_OF_PHASE, (parent, kind, phase, 0)):
-            records = decoded(parent, f"records of {kind}s of phase {phase}", packed, type_)
-            kept = records if keeps is None else [record for record in records if keeps(record)]
-            if kind == "episode":
-                self.episodes(uid, phase, kept, ended=False)
-            else:
-                self.tasks(uid, phase, kept, ended=False)
+    def inherit_episodes(self, uid: str, phase: int, figures: PhaseFigures) -> None:
+        """Records the episodes of a phase that the run has from the one that it resumes, by their figures."""
+        packed = msgspec.msgpack.encode(figures)
+        self._connection.execute(
+            "INSERT INTO figures (run, phase, records, data, inherited) VALUES (?, ?, 0, ?, ?)",
+            (self._numbers(uid).run, phase, packed, packed),
+        )
+
+    def inherit_tasks(self, uid: str, phase: int, parent: str, keeps: Callable[[TaskRecord], bool]) -> None:
+        """Records the task runs of a phase of `parent` that it `keeps` as this run's own."""
+        for (packed,) in self._connection.execute(RECORDS_OF_PHASE, (parent, "task", phase, 0)):
+            records = decoded(parent, f"records of tasks of phase {phase}", packed, list[TaskRecord])
+            self.tasks(uid, phase, [record for record in records if keeps(record)], ended=False)
 
     def restarted(self, uid: str) -> None:
         """Restarts the run: its events and records are kept, but do not count any more."""

@@ -9,6 +9,7 @@ from math import isfinite, sqrt
 import msgspec
 
 from governor.index_ranges import IndexRanges
+from governor.messages.base import COMPLETE
 
 
 class Spread(msgspec.Struct):
@@ -63,11 +64,11 @@ class Tally(msgspec.Struct):
 
 
 class GoalFigures(msgspec.Struct):
-    """Of the `until` conditions: the last values of each one with a metric, the steps, and whether one has held."""
+    """Of the `until` conditions: the last values of each one with a metric, whether one of these has held, and the steps."""
 
     windows: list[list[float]] = []
-    steps: int = 0
     reached: bool = False
+    steps: int = 0
 
 
 class EvaluationFigures(msgspec.Struct):
@@ -88,20 +89,24 @@ class EvaluationFigures(msgspec.Struct):
 
 class PhaseFigures(msgspec.Struct, kw_only=True):
     """Of all episodes of a phase that have ended, in the order in which they ended. `ended` are their indices; `outcomes`,
-    `steps`, `returns`, `by_player` and `last_returns` are of training episodes; `evaluated` and `evaluation_steps` of the others.
+    `steps`, `returns`, `by_player` and `last_returns` are of training episodes, `evaluation_outcomes` and `evaluation_steps` of the
+    others.
     `returns`, `by_player` and `complete_steps` count those that were terminated or truncated. `seconds` of each worker.
-    `stages`: the return of the training stages that are not over, by their first index.
+    `stages`: the return of the training stages that are not over, by their first index. `incomplete`: the indices of episodes that
+    did not end by themselves, `incomplete_steps` theirs.
     """
 
     ended: IndexRanges = msgspec.field(default_factory=IndexRanges)
     outcomes: dict[str, int] = {}
     steps: int = 0
-    evaluated: int = 0
+    evaluation_outcomes: dict[str, int] = {}
     evaluation_steps: int = 0
     returns: Spread = msgspec.field(default_factory=Spread)
     complete_steps: int = 0
     by_player: dict[str, Spread] = {}
     last_returns: list[float] = []
+    incomplete: IndexRanges = msgspec.field(default_factory=IndexRanges)
+    incomplete_steps: int = 0
     bad: int = 0
     first_bad: str = ""
     seconds: dict[int, float] = {}
@@ -113,3 +118,29 @@ class PhaseFigures(msgspec.Struct, kw_only=True):
     def trained(self) -> int:
         """Training episodes that have ended."""
         return sum(self.outcomes.values())
+
+    @property
+    def evaluated(self) -> int:
+        """Evaluation episodes that have ended."""
+        return sum(self.evaluation_outcomes.values())
+
+    @property
+    def complete(self) -> int:
+        """Episodes that ended by themselves."""
+        return len(self.ended) - len(self.incomplete)
+
+    def of_complete(self) -> PhaseFigures | None:
+        """The figures without `incomplete`. None where these were in an evaluation: its figures are of them too."""
+        if any(outcome not in COMPLETE for outcome in self.evaluation_outcomes):
+            return None
+        return msgspec.structs.replace(
+            self,
+            ended=self.ended.without(self.incomplete),
+            outcomes={outcome: number for outcome, number in self.outcomes.items() if outcome in COMPLETE},
+            steps=self.steps - self.incomplete_steps,
+            goal=msgspec.structs.replace(self.goal, steps=self.goal.steps - self.incomplete_steps),
+            incomplete=IndexRanges(),
+            incomplete_steps=0,
+            bad=0,
+            first_bad="",
+        )

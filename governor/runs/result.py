@@ -17,7 +17,7 @@ from governor import clock
 from governor.episodes.rules.statistics import PhaseStatistics, summarize
 from governor.errors import RecordDamaged, UsageError
 from governor.files import name_of, write_lines, write_whole
-from governor.messages import PhaseResult, RunOutcome, RunResult
+from governor.messages import COMPLETE, PhaseResult, RunOutcome, RunResult
 from governor.messages.figures import PhaseFigures
 from governor.runs import history
 
@@ -211,12 +211,18 @@ def _tasks(records: Iterator[TaskRecord], folder: Path, phase: str) -> dict[str,
     return {"tasks_file": str(path.relative_to(folder)), "task_outcomes": dict(outcomes)}
 
 
-def figures_of(journal: Journal, assignment: Assignment, phase: int) -> PhaseFigures:
-    """The running figures of the episodes of a phase: as kept last, with what ended after that. Blocks. Raises JournalError."""
+def figures_of(
+    journal: Journal, assignment: Assignment, phase: int, *, complete: bool = False
+) -> PhaseFigures:
+    """The running figures of the episodes of a phase: as kept last, with what ended after that. `complete`: without those of this
+    run that did not end by themselves; this reads all records. Blocks. Raises JournalError.
+    """
     if assignment.run.phases[phase].simulate is None:
         return PhaseFigures()
-    known, after = journal.figures(assignment.uid, phase)
+    uid = assignment.uid
+    known, after = (journal.inherited_figures(uid, phase), 0) if complete else journal.figures(uid, phase)
     statistics = PhaseStatistics(assignment.simulation(phase), known)
-    for record in journal.episodes(assignment.uid, phase, after=after):
-        statistics.add(record)
+    for record in journal.episodes(uid, phase, after=after):
+        if not complete or record.outcome in COMPLETE:
+            statistics.add(record)
     return statistics.figures

@@ -21,17 +21,16 @@ from typing import TYPE_CHECKING, Any, Final
 from governor.episodes.records import episode_file
 from governor.errors import UsageError
 from governor.files import sync_to_disk
-from governor.index_ranges import IndexRanges
-from governor.messages import BAD, COMPLETE
 from governor.runs import result
+from governor.runs.assignment import Assignment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from governor.journal.journal import Journal
     from governor.journal.tables import RunRow, Transaction
-    from governor.messages import EpisodeRecord, TaskRecord
+    from governor.messages import TaskRecord
+    from governor.messages.figures import PhaseFigures
     from governor.run_file.model import Run
     from governor.run_file.phase_model import Phase
 
@@ -44,17 +43,14 @@ OF_ONE_RUN: Final = frozenset({"run.json", "result.json", *result.FILES.values()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptPhase:
-    """`events` are the recorded events of a whole phase, in order; empty where something is missing. `evaluated` and `steps`
-    are of its `episodes`, which are all or those `played` to their end; `tasks` are all or those that are `there`.
+    """`events` are the recorded events of a whole phase, in order; empty where something is missing. `episodes` are the figures
+    of the kept ones; `tasks` is the number of task runs.
     """
 
     index: int
     name: str
-    episodes: int
-    evaluated: int
-    steps: int
+    episodes: PhaseFigures
     tasks: int
-    played: IndexRanges
     events: tuple[tuple[str, dict[str, Any]], ...]
 
     @property
@@ -83,16 +79,25 @@ class KeptWork:
     def record(self, transaction: Transaction, uid: str) -> None:
         """Records the kept work as the new run's own; call it in the transaction that records the run."""
         kept = [
-            {name: getattr(phase, name) for name in ("episodes", "evaluated", "steps", "tasks")}
-            | {"phase": phase.index}
+            {
+                "phase": phase.index,
+                "episodes": len(phase.episodes.ended),
+                "evaluated": phase.episodes.evaluated,
+                "steps": phase.episodes.steps + phase.episodes.evaluation_steps,
+                "tasks": phase.tasks,
+            }
             for phase in self.phases
         ]
         transaction.event(uid, "run.inherited", {"parent": self.parent, "kept": kept})
         for phase in self.phases:
-            episodes = None if phase.is_whole else _is_complete
-            tasks = None if phase.is_whole else partial(_is_there, folder=self.folder)
-            transaction.inherit(uid, phase.index, "episode", self.parent, keeps=episodes)
-            transaction.inherit(uid, phase.index, "task", self.parent, keeps=tasks)
+            if phase.episodes.ended:
+                transaction.inherit_episodes(uid, phase.index, phase.episodes)
+            transaction.inherit_tasks(
+                uid,
+                phase.index,
+                self.parent,
+                _is_any if phase.is_whole else partial(_is_there, folder=self.folder),
+            )
             for kind, data in phase.events if phase.index < self.first_phase else ():
                 transaction.event(uid, kind, {**data, "by": "resume"})
 
@@ -102,50 +107,33 @@ def find_kept_work(journal: Journal, row: RunRow, run: Run, folder: Path) -> Kep
 
     Raises UsageError when the whole folder is gone.
     """
+    assignment = Assignment(uid=row.uid, run=run, folder=row.folder)
     phase_events = result.phase_events(journal, row.uid)
     phases = tuple(
-        _kept(
-            phase,
-            index=index,
-            episodes=journal.episodes(row.uid, index),
-            tasks=journal.tasks(row.uid, index),
-            folder=folder,
-            events=phase_events.get(index, {}),
-        )
-        for index, phase in enumerate(run.phases)
+        _kept(journal, assignment, index, folder=folder, events=phase_events.get(index, {}))
+        for index in range(len(run.phases))
     )
-    if not folder.is_dir() and any(phase.episodes or phase.tasks for phase in phases):
+    if not folder.is_dir() and any(phase.episodes.ended or phase.tasks for phase in phases):
         raise UsageError(f"the files of run {row.uid} are gone from {folder}; submit its run file again")
     return KeptWork(parent=row.uid, folder=folder, phases=phases)
 
 
 def _kept(
-    phase: Phase,
-    *,
-    index: int,
-    episodes: Iterable[EpisodeRecord],
-    tasks: Iterable[TaskRecord],
-    folder: Path,
-    events: dict[str, dict[str, Any]],
+    journal: Journal, assignment: Assignment, index: int, *, folder: Path, events: dict[str, dict[str, Any]]
 ) -> KeptPhase:
     """A part that ended early because its goal was reached misses nothing, unless its failures ended the run."""
+    phase = assignment.run.phases[index]
     ends = {part: events.get(f"part.ended {part}", {}).get("end") for part in ("simulation", "tasks")}
     strict = phase.on_failure == "fail"
-    every, good, played, bad = _Count(), _Count(), IndexRanges(), False
-    for episode in episodes:
-        every.add(episode)
-        bad = bad or episode.outcome in BAD
-        if _is_complete(episode):
-            good.add(episode)
-            played.add(episode.index)
-    is_played = (
+    figures = result.figures_of(journal, assignment, index)
+    played = (
         phase.simulate is None
-        or (ends["simulation"] == "until" and not (bad and strict))
-        or (ends["simulation"] == "max_episodes" and good.episodes >= _wanted(phase))
+        or (ends["simulation"] == "until" and not (figures.bad and strict))
+        or (ends["simulation"] == "max_episodes" and figures.complete >= _wanted(phase))
     )
     ended = succeeded = there = 0
     broken = False
-    for task in tasks:
+    for task in journal.tasks(assignment.uid, index):
         ended += 1
         succeeded += task.outcome == "succeeded"
         there += _is_there(task, folder=folder)
@@ -154,35 +142,21 @@ def _kept(
         ends["tasks"] == "enough" and there == succeeded and not (broken and strict)
     )
     over = events.get("phase.ended", {}).get("end", "failed") not in CUT_SHORT
-    whole = is_played and done and over
+    whole = played and done and over
     # What was cancelled because its goal was reached belongs to a whole phase, and is not done again.
-    kept = every if whole else good
+    if not whole and figures.complete < len(figures.ended):
+        figures = figures.of_complete() or result.figures_of(journal, assignment, index, complete=True)
     return KeptPhase(
         index=index,
         name=phase.name,
-        episodes=kept.episodes,
-        evaluated=kept.evaluated,
-        steps=kept.steps,
+        episodes=figures,
         tasks=ended if whole else there,
-        played=played,
         events=tuple((name.partition(" ")[0], data) for name, data in events.items()) if whole else (),
     )
 
 
-@dataclass(slots=True)
-class _Count:
-    episodes: int = 0
-    evaluated: int = 0
-    steps: int = 0
-
-    def add(self, episode: EpisodeRecord) -> None:
-        self.episodes += 1
-        self.evaluated += episode.evaluation > 0
-        self.steps += episode.steps
-
-
-def _is_complete(episode: EpisodeRecord) -> bool:
-    return episode.outcome in COMPLETE
+def _is_any(_: TaskRecord) -> bool:
+    return True
 
 
 def _is_there(task: TaskRecord, *, folder: Path) -> bool:
@@ -217,7 +191,7 @@ def stage(kept: KeptWork, folder: Path) -> None:
     for phase in kept.phases:
         lines = episode_file.path_of(staging, phase.name)
         if not phase.is_whole and lines.exists():
-            episode_file.keep_only(lines, phase.played)
+            episode_file.keep_only(lines, phase.episodes.ended)
     sync_to_disk(staging)
 
 

@@ -89,6 +89,7 @@ class RunGovernor:
         self._transitions: deque[str] = deque(maxlen=SHOWN_TRANSITIONS)
         self._active: ActiveRun | None = None
         self._in_work = AsyncExitStack()
+        self._assigning = asyncio.Lock()
         self._quarantine = Quarantine(self.uid, self.post)
 
     def __repr__(self) -> str:
@@ -180,20 +181,23 @@ class RunGovernor:
 
     async def assign(self, assignment: Assignment) -> None:
         """Assigns a run. Raises TryAgain when another one is in work, OSError when the run's folders can't be made."""
-        taken = self.is_free
-        try:
-            if taken:
-                self._active = ActiveRun(assignment, context=self._context, governor=self)
-                await self._in_work.enter_async_context(self._active)
-            await self.handle(RunAssigned(assignment.uid, time.monotonic(), plan=assignment.plan))
-        except (OSError, TryAgain):
-            if taken:
-                await self._release()
-            raise
+        async with self._assigning:
+            taken = self.is_free
+            try:
+                if taken:
+                    self._active = ActiveRun(assignment, context=self._context, governor=self)
+                    await self._in_work.enter_async_context(self._active)
+                await self.handle(RunAssigned(assignment.uid, time.monotonic(), plan=assignment.plan))
+            except (OSError, TryAgain):
+                if taken:
+                    await self._release()
+                raise
 
     async def abort(self, uid: str, reason: str) -> None:
         """Ends the run as `aborted`. Raises TryAgain when it is ending already."""
-        await self.handle(AbortRequested(uid, time.monotonic(), reason=reason or "aborted by request"))
+        async with self._assigning:  # a run that is being assigned now is in work then
+            asked = self.post(AbortRequested(uid, time.monotonic(), reason=reason or "aborted by request"))
+        await asked
 
     def post_stop(self, reason: str, *, urgent: bool = False) -> None:
         """Interrupts the run; `run` returns when its last process is gone. `urgent`: without any grace."""

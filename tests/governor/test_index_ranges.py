@@ -20,6 +20,12 @@ def test_it_is_as_a_set_of_numbers(indices, first, end):
     assert ranges.count_missing(wanted) == len([*ranges.missing(wanted)])
 
 
+@given(INDICES, INDICES)
+def test_others_can_be_taken_away(indices, others):
+    left = IndexRanges.of(indices).without(IndexRanges.of(others))
+    assert left == IndexRanges.of(set(indices) - set(others))
+
+
 @given(INDICES)
 def test_no_two_ranges_touch_and_it_travels_as_its_bounds(indices):
     ranges = IndexRanges.of(indices)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from typing import TYPE_CHECKING, Any, Self
+import re
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from governor.messages import EpisodeRecord
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(dict[str, Any]).decode
+_FIRST: Final = re.compile(rb'\{"index":(\d+),')
+"""The index is the first key of a line."""
 
 log = logs.get_logger()
 
@@ -110,8 +112,5 @@ def _reported_length(path: Path, reported: IndexRanges) -> int:
 
 def _index_of(line: bytes) -> int:
     """-1 for a torn line."""
-    try:
-        index = _decode(line).get("index") if line.endswith(b"\n") else None
-    except msgspec.MsgspecError:
-        return -1
-    return index if isinstance(index, int) else -1
+    found = _FIRST.match(line) if line.endswith(b"}\n") else None
+    return int(found[1]) if found is not None else -1

@@ -95,7 +95,7 @@ class Goal:
             return "CONTINUE"
         figures = self.figures
         figures.steps += record.steps
-        reached = self._limit is not None and figures.steps >= self._limit
+        reached = False
         for condition, window in zip(self._conditions, figures.windows, strict=True):
             value = measure(record, condition.metric or "")
             if value is None:
@@ -105,7 +105,16 @@ class Goal:
                 average = sum(window) / len(window)
                 reached |= holds(average, at_least=condition.at_least, at_most=condition.at_most)
         figures.reached |= reached
-        return "STOP_SIMULATION" if reached else "CONTINUE"
+        return "STOP_SIMULATION" if reached or self._has_enough_steps else "CONTINUE"
+
+    @property
+    def _has_enough_steps(self) -> bool:
+        return self._limit is not None and self.figures.steps >= self._limit
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether a condition has held."""
+        return self.figures.reached or self._has_enough_steps
 
 
 def append_bounded(window: list[float], value: float, *, most: int) -> None:

@@ -36,13 +36,17 @@ class PhaseStatistics:
         figures = self.figures
         figures.ended.add(record.index)
         figures.seconds[record.worker] = figures.seconds.get(record.worker, 0.0) + record.seconds
+        if record.outcome not in COMPLETE:
+            figures.incomplete.add(record.index)
+            figures.incomplete_steps += record.steps
         if record.outcome in BAD:
             figures.bad += 1
             figures.first_bad = (
                 figures.first_bad or f"episode {record.index}: {record.reason or record.outcome}"
             )
+        outcomes = figures.evaluation_outcomes if record.evaluation else figures.outcomes
+        outcomes[record.outcome] = outcomes.get(record.outcome, 0) + 1
         if record.evaluation:
-            figures.evaluated += 1
             figures.evaluation_steps += record.steps
         else:
             self._add_training(figures, record)
@@ -50,7 +54,6 @@ class PhaseStatistics:
 
     def _add_training(self, figures: PhaseFigures, record: EpisodeRecord) -> None:
         is_complete = record.outcome in COMPLETE
-        figures.outcomes[record.outcome] = figures.outcomes.get(record.outcome, 0) + 1
         figures.steps += record.steps
         append_bounded(figures.last_returns, record.value, most=LAST_RETURNS)
         if is_complete:
@@ -76,7 +79,7 @@ class PhaseStatistics:
     @property
     def flow(self) -> FlowControl:
         """The strongest flow control that an episode has led to."""
-        over = self.figures.goal.reached or self.figures.evaluations.reached
+        over = self.goal.is_reached or self.figures.evaluations.reached
         return "STOP_SIMULATION" if over else "CONTINUE"
 
 

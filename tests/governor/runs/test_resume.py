@@ -227,8 +227,10 @@ async def test_a_simulation_is_whole_or_keeps_the_episodes_that_ended_by_themsel
     await record(journal, run, {0: (episodes, *ends)})
     [first, _] = found(journal, run, old).phases
     assert first.is_whole == whole
-    assert (first.episodes, first.steps) == (len(kept), 3 * len(kept))
-    assert [one.index for one in (await resumed(journal, run, old)).episodes("new", 0)] == kept
+    figures, after = (await resumed(journal, run, old)).figures("new", 0)
+    assert figures == first.episodes
+    assert ([*figures.ended], figures.steps, after) == (kept, 3 * len(kept), 0)
+    assert [*journal.episodes("new", 0)] == [], "no record is copied"
 
 
 async def test_a_run_whose_phases_are_all_whole_ends_from_the_record(journal, old):
@@ -249,7 +251,8 @@ async def test_once_recorded_it_is_a_run_that_recovery_continues(journal, old):
     kept = found(journal, run, old)
     await resumed(journal, run, old)
     assert journal.run("new").parent == "old"
-    assert [*journal.episodes("new", 0)] == [*journal.episodes("old", 0)] == UNTIL
+    assert [*journal.figures("new", 0)[0].ended] == [0, 1, 2]
+    journal.require_sound("new", phases=2)
     assert [record.task for record in journal.tasks("new", 1)] == ["once"]
     events = journal.events("new")
     assert [event.kind for event in events] == [
@@ -268,6 +271,17 @@ async def test_once_recorded_it_is_a_run_that_recovery_continues(journal, old):
         ],
     }
     assert recovery._first_unfinished_phase(journal, "new", phases=2) == kept.first_phase == 1
+
+
+async def test_a_run_that_resumes_a_resumed_one_has_the_episodes_of_both(journal, old):
+    run = run_of("s", "t")
+    broken = [episode(0), episode(1, "crashed"), episode(2)]
+    await record(journal, run, {0: (broken, "max_episodes", "failed")})
+    await resumed(journal, run, old)
+    await journal.write(lambda tx: tx.episodes("new", 0, [episode(1, "timed_out"), episode(3)]))
+    journal.require_sound("new", phases=2)
+    kept = find_kept_work(journal, journal.run("new"), run, old).phases[0].episodes
+    assert ([*kept.ended], kept.outcomes, kept.bad) == ([0, 2, 3], {"terminated": 3}, 0)
 
 
 async def test_of_a_whole_phase_behind_a_broken_one_the_records_are_kept_and_its_end_is_recorded_again(

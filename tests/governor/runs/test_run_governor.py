@@ -77,6 +77,15 @@ async def started(governor):
         await governor.handle(events.ConductorReady(**about))
 
 
+async def test_a_run_that_is_being_assigned_can_be_aborted(governor):
+    assigning = asyncio.create_task(governor.assign(Assignment(uid="r1", run=RUN, folder="/")))
+    await asyncio.sleep(0)
+    assert governor.state.name == "pristine"
+    await governor.abort("r1", "at once")
+    await assigning
+    assert governor.state.name == "finalizing"
+
+
 def test_without_a_run_its_attributes_are_empty():
     governor = RunGovernor("ipc://worker", context=None)
     assert (governor.broker_uri, governor.uid, governor.state.name) == (
