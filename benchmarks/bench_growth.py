@@ -163,7 +163,12 @@ async def _go_on(folder: Path, uid: str, played: int) -> list[Row]:
         Row(what="daemon meanwhile", figure=daemon, unit="MB RSS", at_most=100),
         Row(what="simulation meanwhile", figure=controller, unit="MB RSS", at_most=150),
         Row(what="longest wait for a status", figure=silence * 1000, unit="ms", at_most=50),
-        Row(what="`resume` of it, until it is accepted", figure=taken_over, unit="s", note="lines of episodes are copied"),
+        Row(
+            what="`resume` of it, until it is accepted",
+            figure=taken_over,
+            unit="s",
+            note="lines of episodes are copied",
+        ),
         Row(what=f"episodes in the next {SECONDS:g} s", figure=status.episodes_ended - played, unit=""),
     ]
 

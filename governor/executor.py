@@ -269,9 +269,14 @@ class Executor:
         """What a run does and waits for, since when, and until when at most (seconds since 1970). Raises NoSuchRun."""
         return await self._ask(Explain(uid=uid), Explanation, source=uid)
 
-    async def list(self, limit: int = 100) -> RunList:
-        """The newest `limit` runs, newest first."""
-        return await self._ask(ListRuns(limit=limit), RunList)
+    async def list(self, limit: int = 100, *, after: str | None = None) -> RunList:
+        """The newest `limit` runs (10,000 at most), newest first; with the id of a run those submitted before that run.
+        ``list(after=page.runs[-1].uid)`` is the page behind one with ``page.more``. Raises NoSuchRun.
+        """
+        page = await self._ask(ListRuns(limit=limit, after=after), RunList, source=after or "")
+        if after is not None and page.more is None:
+            raise BadRequest("the daemon is of an older version, which lists no runs `after` another")
+        return page
 
     async def abort(self, uid: str, reason: str = "") -> None:
         """Asks for the end of a run, in order; `wait` waits for it. Its result has the `reason`. Raises NoSuchRun, AlreadyEnded, TryAgain."""
@@ -287,16 +292,11 @@ class Executor:
         return await self._ask(asked, Pruned, seconds=max(self.timeout, PRUNE_SECONDS))
 
     async def reload(self) -> Reloaded:
-        """Has the daemon read its configuration again and apply it. Raises ConfigError with all faults: then nothing is
-        changed.
-        """
+        """Has the daemon read its configuration again and apply it. Raises ConfigError with all faults: then nothing is changed."""
         return await self._ask(Reload(), Reloaded)
 
     async def result(self, uid: str) -> RunResult:
-        """The result of a run that has ended, as the daemon sends it: a `RunResult` (`wait` returns a `governor.Result`).
-
-        Raises NotEnded, NoSuchRun.
-        """
+        """The result of a run that has ended, as the daemon sends it: a `RunResult` (`wait` returns a `governor.Result`). Raises NotEnded, NoSuchRun."""
         return await self._ask(Results(uid=uid), RunResult, source=uid, send=self._gather)
 
     async def _refuse_stale_socket(self) -> None:

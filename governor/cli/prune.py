@@ -82,7 +82,7 @@ async def _without_daemon(
         schema.examine(path)
         journal = Journal(path)
         try:
-            pruner = Pruner(journal, state_dir / "runs")
+            pruner = Pruner(journal, state_dir / "runs", rest=0.0)
             found = await pruner.prune(keep, dry_run=dry_run)
             if dry_run:
                 return found

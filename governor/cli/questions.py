@@ -55,17 +55,22 @@ def _text_of(line: ExplainedLine, *, now: float) -> str:
 @click.option(
     "--limit", type=click.IntRange(min=1, max=10_000), default=100, show_default=True, help="At most so many."
 )
+@click.option("--after", metavar="RUN", help="Those submitted before this run: the next page.")
 @ask.json_option
 @click.pass_obj
-def list_runs(broker: str | None, *, limit: int, as_json: bool) -> None:
-    """List the runs of the daemon, ended ones too."""
-    found = ask.ask(broker, lambda executor: executor.list(limit))
+def list_runs(broker: str | None, *, limit: int, after: str | None, as_json: bool) -> None:
+    """List the runs of the daemon, newest first, ended ones too. Where there are more than --limit, the last line says how to
+    list the next ones.
+    """
+    found = ask.ask(broker, lambda executor: executor.list(limit, after=after))
     if as_json:
         display.print_json(found)
         return
     from governor.cli import tables  # noqa: PLC0415  # rich: not for --json
 
     tables.show(tables.runs(found))
+    if found.more:
+        say(f"governor: there are more: `governor list --after {found.runs[-1].uid}`", err=True)
 
 
 @click.command("abort", short_help="End a run in order.")

@@ -63,8 +63,13 @@ def command(
 
         from governor import logs  # noqa: PLC0415  # heavy: imported while the forkserver imports its own
         from governor.daemon.daemon import Daemon  # noqa: PLC0415  # as above
+        from governor.daemon.loop_time import TimedSelector  # noqa: PLC0415  # as above
 
         logs.configure(log_format=config.log_format or logs.choose_format(), level=config.log_level)
-        daemon = Daemon(config=config, notifier=notifier, reload=read, acquired_folders=taken)
-        code = asyncio.run(daemon.serve())
+        selector = TimedSelector()
+        daemon = Daemon(
+            config=config, notifier=notifier, reload=read, acquired_folders=taken, selector=selector
+        )
+        with asyncio.Runner(loop_factory=selector.new_loop) as runner:
+            code = runner.run(daemon.serve())
     ctx.exit(code)

@@ -18,7 +18,15 @@ from governor.units import durations
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from governor.messages import PhaseResult, RunList, RunResult, RunStatus, StatusReport, TaskRecord
+    from governor.messages import (
+        PhaseResult,
+        RunCounts,
+        RunList,
+        RunResult,
+        RunStatus,
+        StatusReport,
+        TaskRecord,
+    )
 
 _PIPE_WIDTH = 200
 _STYLES = {
@@ -102,6 +110,8 @@ def status(report: StatusReport, *, conductors: bool) -> Group:
     ]
     for slot, waits_for in report.quarantined.items():
         parts.append(Text(clean(f"{slot} accepts no run, and waits for {waits_for}"), style="red"))
+    if report.runs and report.counts is not None and not conductors:
+        parts.append(Text(_counts(report.counts, shown=report.runs)))
     parts += ["", _runs(report.runs)] if report.runs else ["no runs in work or queued"]
     for run in report.runs if conductors else ():
         if run.parent:
@@ -118,6 +128,15 @@ def status(report: StatusReport, *, conductors: bool) -> Group:
                 _row(table, one.name, one.kind, one.state, one.pid or "-", one.incarnation, *started)
             parts += ["", table]
     return Group(*parts)
+
+
+def _counts(counts: RunCounts, *, shown: Sequence[RunStatus]) -> str:
+    """``1 run in work, 1500 queued (the first 100 are shown)``."""
+    queued = sum(run.state == "queued" for run in shown)
+    text = f"{counts.in_work} run{'' if counts.in_work == 1 else 's'} in work, {counts.queued} queued"
+    text += f" (the first {queued} are shown)" if queued < counts.queued else ""
+    named = {"held": counts.held, "damaged": counts.damaged}
+    return text + "".join(f", {number} {name}" for name, number in named.items() if number)
 
 
 def runs(found: RunList) -> RenderableType:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -29,7 +30,7 @@ from governor.errors import (
     UsageError,
     refusal_of,
 )
-from governor.journal.tables import LARGEST
+from governor.journal.schema import LARGEST
 from governor.messages import (
     Abort,
     Done,
@@ -49,7 +50,6 @@ from governor.messages import (
     encode,
 )
 from governor.messages.chunking import chunks, slices
-from governor.processes import kill_tree
 from governor.run_file.load import digest, parse
 from governor.runs import resume
 from governor.runs.assignment import Assignment
@@ -60,7 +60,8 @@ if TYPE_CHECKING:
 
     from governor.daemon.queries import DaemonState
     from governor.journal.journal import Journal
-    from governor.journal.tables import RunRow, Transaction
+    from governor.journal.runs_table import RunLine, RunRow
+    from governor.journal.tables import Transaction
     from governor.runs.active_run import RunContext
     from governor.runs.resume import KeptWork
     from transport.worker import Request
@@ -108,13 +109,13 @@ class DaemonApi:
             case Watch():
                 return await self._watch(request, asked)
             case GetStatus():
-                return self._queries.status(asked.uid, await asyncio.to_thread(kill_tree.marked))
-            case ListRuns(limit=limit):
-                return self._queries.list(limit)
+                return await self._queries.status(asked.uid)
+            case ListRuns():
+                return await self._queries.page(asked.limit, asked.after)
             case Abort():
                 return await self._abort(asked)
             case Explain(uid=uid):
-                return self._queries.explain(uid)
+                return await self._queries.explain(uid)
             case Results(uid=uid):
                 return await self._results(request, uid)
             case Prune():
@@ -127,7 +128,7 @@ class DaemonApi:
     async def _submit(self, asked: Submit) -> Submitted:
         run = parse(asked.run, "run file")
         this = digest(run)
-        if (known := self._find_known(asked.key, this)) is not None:
+        if (known := await self._find_known(asked.key, this)) is not None:
             return known
         uid = new_uid()
 
@@ -139,15 +140,15 @@ class DaemonApi:
         with self._daemon.queue.place():
             recorded = await self._journal.write(change)
         if recorded != uid:
-            self._find_known(asked.key, this)
+            await self._find_known(asked.key, this)
         return self._accepted(Assignment(uid=uid, run=run, folder=asked.folder), recorded, key=asked.key)
 
     async def _resume(self, asked: Resume) -> Submitted:
-        row = self._queries.find_sound(asked.uid)
-        if (known := self._find_known(asked.key, parent=row.uid)) is not None:
+        row = await self._journal.read(partial(self._queries.find_sound, asked.uid))
+        if (known := await self._find_known(asked.key, parent=row.uid)) is not None:
             return known
         if row.outcome is None or row.ended_at is None:
-            raise NotEnded(row.uid, self._queries.describe(row).state)
+            raise NotEnded(row.uid, await self._queries.state(row))
         run, old = parse(row.spec, row.name), self._context.run_folder(row.uid)
         kept = await asyncio.to_thread(resume.find_kept_work, self._journal, row, run, old)
         if kept.is_complete and row.outcome == "finished":
@@ -190,7 +191,7 @@ class DaemonApi:
                 await asyncio.to_thread(resume.discard, folder)
         return recorded
 
-    def _find_known(
+    async def _find_known(
         self, key: str | None, this: bytes | None = None, *, parent: str | None = None
     ) -> Submitted | None:
         """The run with this key, also when the queue is full: a client that repeats its request gets its own run.
@@ -202,9 +203,9 @@ class DaemonApi:
             raise UsageError(
                 f"a key has at most {KEY_LENGTH} characters, and {key[:16]!r}... has {len(key)}: choose a shorter one"
             )
-        known = None if key is None else self._journal.of_key(key)
+        known = None if key is None else await self._journal.read(partial(self._journal.of_key, key))
         if known is not None:
-            row = self._journal.run(known)
+            row = await self._journal.read(partial(self._journal.line, known))
             if parent is not None and (row is None or row.parent != parent):
                 raise UsageError(f"the key {key!r} is that of run {known}, which does not resume {parent}")
             if this is not None and row is not None and (row.digest or this) != this:
@@ -228,20 +229,19 @@ class DaemonApi:
         return Submitted(uid=recorded, known=known)
 
     async def _watch(self, request: Request, asked: Watch) -> WatchEnd:
-        uid = self._queries.find(asked.uid).uid
         after = asked.after
         if not 0 <= after < LARGEST:
             raise BadRequest(f"events are numbered from 1, and none is {after}")
+        uid = (await self._journal.read(partial(self._queries.find, asked.uid))).uid
         with self._journal.arrivals(uid) as arrived:
             while True:
                 arrived.clear()
-                page = self._journal.events(uid, after=after)
-                if page:
-                    after = page[-1].seq
-                    for frames in chunks(encode(event) for event in page):
+                row, last, parts = await self._journal.read(partial(self._read_on, uid, after))
+                if parts:
+                    after = last
+                    for frames in parts:
                         await request.partial(*frames)
                     continue
-                row = self._queries.find(uid)
                 if row.outcome is not None and row.ended_at is not None:
                     return WatchEnd(outcome=row.outcome)
                 if not asked.follow:
@@ -256,11 +256,15 @@ class DaemonApi:
                 except TimeoutError:
                     await request.partial(b"")
 
+    def _read_on(self, uid: str, after: int) -> tuple[RunLine, int, list[list[bytes]]]:
+        """The run, then its next events: those of a run that has ended are all there are. Blocks."""
+        row = self._queries.find(uid)
+        page = self._journal.events(uid, after=after)
+        return row, page[-1].seq if page else after, list(chunks(encode(event) for event in page))
+
     async def _abort(self, asked: Abort) -> Done:
-        row = self._queries.find(asked.uid)
-        damage = self._queries.damage_of(row)
-        if row.ended_at is not None or (row.outcome is not None and not damage):
-            raise AlreadyEnded(row.uid, row.outcome or f"with an outcome that can't be read ({damage})")
+        row = await self._journal.read(partial(self._queries.find_row, asked.uid))
+        damage = self._refuse_ended(row)
         reason = asked.reason or "aborted by request"
         if (governor := self._queries.governor_of(row.uid)) is not None:
             await governor.abort(row.uid, reason)
@@ -273,9 +277,17 @@ class DaemonApi:
                 raise
         elif row.uid in self._daemon.damaged:
             await self._end_damaged(row, reason, damage)
-        else:
+        else:  # it has moved on while its row was read
+            self._refuse_ended(await self._journal.read(partial(self._queries.find, row.uid)))
             raise TryAgain(f"run {row.uid} is between queue and slot, try again")
         return Done()
+
+    def _refuse_ended(self, row: RunLine) -> str:
+        """Returns the damage of a run that has not ended, "" if there is none. Raises AlreadyEnded."""
+        damage = self._queries.damage_of(row)
+        if row.ended_at is not None or (row.outcome is not None and not damage):
+            raise AlreadyEnded(row.uid, row.outcome or f"with an outcome that can't be read ({damage})")
+        return damage
 
     async def _end_queued(self, assignment: Assignment, row: RunRow, reason: str, damage: str) -> None:
         """Its result has the work of earlier invocations of the daemon, and of the run that it resumes."""
@@ -308,11 +320,15 @@ class DaemonApi:
         log.info("run.ended", run=row.uid, outcome=result.outcome, reason=result.reason)
 
     async def _results(self, request: Request, uid: str) -> Done:
-        row = self._queries.find_sound(uid)
+        row = await self._journal.read(partial(self._queries.find_sound, uid))
         folder = self._context.run_folder(row.uid)
-        result = await asyncio.to_thread(whole_result, self._journal, row.uid, folder)
-        if result is None:
-            raise NotEnded(row.uid, self._queries.describe(row).state)
-        for part in slices(encode(result)):
+
+        def parts() -> list[bytes]:
+            result = whole_result(self._journal, row.uid, folder)
+            return [] if result is None else slices(encode(result))
+
+        if not (found := await asyncio.to_thread(parts)):
+            raise NotEnded(row.uid, await self._queries.state(row))
+        for part in found:
             await request.partial(part)
         return Done()

@@ -53,8 +53,9 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
     from governor.config import Config
+    from governor.daemon.loop_time import TimedSelector
     from governor.daemon.systemd import SystemdNotifier
-    from governor.messages import Prune, Pruned
+    from governor.messages import LoopTime, Prune, Pruned
     from governor.runs.assignment import Assignment
 
 REQUEST_CREDIT: Final = 256
@@ -71,6 +72,7 @@ class Daemon:
 
     `reload` reads the configuration again. `acquired_folders` are its folders, if they are acquired already. `held`
     are runs that can't be resumed yet, and what they wait for; `damaged` those that can't be resumed at all, and why.
+    `selector` is that of the event loop, where it is the daemon's own.
     """
 
     def __init__(
@@ -80,8 +82,10 @@ class Daemon:
         notifier: SystemdNotifier,
         reload: Callable[[], Config] | None = None,
         acquired_folders: ExitStack | None = None,
+        selector: TimedSelector | None = None,
     ) -> None:
         self.config = config
+        self._selector = selector
         self._folders = acquired_folders
         self._reload = reload
         self.governors: list[RunGovernor] = []
@@ -169,6 +173,8 @@ class Daemon:
                 await worker.registered()
             self.dispatch()
             gc.freeze()  # loaded modules are never freed: collections skip them
+            if self._selector is not None:
+                self._selector.begin()
             extending.cancel()
             self._announce()
             if self._notifier.watchdog_interval is not None:
@@ -284,6 +290,10 @@ class Daemon:
         """Raises UsageError when neither the request nor the configuration says what to keep."""
         retention = requested_policy(asked.keep_runs, asked.keep_days, otherwise=self._retention)
         return await self._pruner.prune(retention, dry_run=asked.dry_run)
+
+    def loop_time(self) -> LoopTime | None:
+        """None where the event loop is another's."""
+        return None if self._selector is None else self._selector.loop_time
 
     def require_room(self) -> None:
         """Raises NoRoom when another run should not be accepted."""

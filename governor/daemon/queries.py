@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
+from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
-import msgspec
-
 from governor import clock
 from governor.errors import BadRequest, NoSuchRun, RecordDamaged
-from governor.messages import Explanation, RunList, RunStatus, StatusReport
+from governor.messages import Explanation, RunCounts, RunList, RunStatus, StatusReport
+from governor.processes import kill_tree
 from governor.runs import explain
 from governor.version import __version__
 
@@ -19,13 +21,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from governor.daemon.run_queue import RunQueue
-    from governor.journal.tables import RunRow
-    from governor.messages import Prune, Pruned, Reloaded, RunResult
+    from governor.journal.runs_table import RunLine, RunRow
+    from governor.messages import LoopTime, Prune, Pruned, Reloaded, RunEvent
     from governor.runs.active_run import RunContext
     from governor.runs.run_governor import RunGovernor
 
 LIST_LIMIT: Final = 10_000
 """Maximum number of runs in one answer."""
+SHOWN: Final = 100
+"""Queued runs that `status` shows."""
+AT_ONCE: Final = 500
+"""Runs that are described before the event loop does something else."""
 _NOT_ASKED: Final = MappingProxyType[int, "Sequence[int]"]({})
 
 
@@ -36,6 +42,9 @@ class DaemonState(Protocol):
     queue: RunQueue
     held: Mapping[str, str]
     damaged: dict[str, str]
+
+    def loop_time(self) -> LoopTime | None:
+        """None where it is not measured."""
 
     @property
     def is_stopping(self) -> bool: ...
@@ -52,7 +61,9 @@ class DaemonState(Protocol):
 
 
 class RunQueries:
-    """Answers queries; its methods raise NoSuchRun and JournalError."""
+    """Answers queries. The journal is read in its threads, the daemon's state in the event loop. The methods raise NoSuchRun
+    and JournalError; those that are not async block.
+    """
 
     def __init__(self, *, daemon: DaemonState, context: RunContext) -> None:
         self._daemon = daemon
@@ -60,12 +71,16 @@ class RunQueries:
         self._journal = context.journal
         self._started_at = time.monotonic()
 
-    def status(self, uid: str | None, marked: Mapping[int, Sequence[int]]) -> StatusReport:
-        """The daemon, and one run or all that have not ended. `marked`: pids by mark, from `kill_tree.marked`."""
+    async def status(self, uid: str | None) -> StatusReport:
+        """The daemon, and one run; or those in work, and the first of the others that have not ended."""
+        in_work = self._in_work()
+        marked = await asyncio.to_thread(kill_tree.marked) if in_work else _NOT_ASKED
         if uid is not None:
-            runs = [self.describe(self.find(uid), marked)]
+            rows: list[RunLine] = [await self._journal.read(partial(self.whole, uid))]
         else:
-            runs = [self.describe(row, marked) for row in self._journal.unended()]
+            names = [*in_work, *self._daemon.queue.uids(SHOWN)]
+            rows = await self._journal.read(partial(self._unended, names))
+        runs = await self._describe_all(rows, marked)
         return StatusReport(
             pid=os.getpid(),
             version=__version__,
@@ -73,39 +88,139 @@ class RunQueries:
             uptime=time.monotonic() - self._started_at,
             slots=len(self._daemon.governors),
             state="stopping" if self._daemon.is_stopping else "serving",
-            runs=tuple(runs),
+            runs=runs,
             ray=str(self._context.ray),
             quarantined=self._quarantined(),
+            counts=RunCounts(
+                in_work=len(self._in_work()),
+                queued=len(self._daemon.queue),
+                held=len(self._daemon.held),
+                damaged=len(self._daemon.damaged),
+            ),
+            loop=self._daemon.loop_time(),
         )
 
-    def list(self, limit: int) -> RunList:
+    async def page(self, limit: int, after: str | None) -> RunList:
         if not 0 < limit <= LIST_LIMIT:
             raise BadRequest(f"limit counts runs, from 1 to {LIST_LIMIT}, and is not {limit}")
-        return RunList(runs=tuple(self.describe(row) for row in self._journal.runs(limit=limit)))
+        rows = await self._journal.read(partial(self._read_page, limit + 1, after))
+        return RunList(runs=await self._describe_all(rows[:limit]), more=len(rows) > limit)
 
-    def explain(self, uid: str) -> Explanation:
-        row = self.find(uid)
-        governor, now = self._in_work(row), clock.wall()
-        status = self.describe(row)
+    async def explain(self, uid: str) -> Explanation:
+        row: RunLine = await self._journal.read(partial(self.whole, uid))
+        events: list[RunEvent] = []
+        latest: RunEvent | None = None
+        if row.uid in self._in_work():
+            events, latest = await self._journal.read(
+                lambda: (self._journal.events_of(row.uid, explain.KINDS), self._journal.latest(row.uid))
+            )
+        [status] = await self._describe_all([row])
+        governor = self.governor_of(row.uid) if status.ended_at is None else None
+        now = clock.wall()
         run = governor.experiment_run if governor is not None else None
-        in_work = governor is not None
         lines = explain.explain(
             status,
-            events=self._journal.events_of(row.uid, explain.KINDS) if in_work else (),
-            latest=self._journal.latest(row.uid) if in_work else None,
+            events=events,
+            latest=latest,
             deadlines={key: now + left for key, left in governor.deadlines.items()} if governor else {},
             phase=run.phases[status.phase_index] if run and status.phase_index is not None else None,
         )
         return Explanation(uid=row.uid, name=row.name, at=now, lines=lines)
 
-    def find(self, uid: str) -> RunRow:
+    async def state(self, row: RunLine) -> str:
+        """The state of the run, as `status` shows it."""
+        [described] = await self._describe_all([row])
+        return described.state
+
+    # -- in the event loop -------------------------------------------------------------------------------------
+
+    def governor_of(self, uid: str) -> RunGovernor | None:
+        """The governor that has the run in work."""
+        return self._in_work().get(uid)
+
+    def damage_of(self, row: RunLine) -> str:
+        """The part of a run's record that can't be read; "" if all can, or if it was not checked."""
+        return row.damage or self._daemon.damaged.get(row.uid, "")
+
+    def _in_work(self) -> dict[str, RunGovernor]:
+        governors = self._daemon.governors
+        return {uid: governor for governor in governors if (uid := governor.experiment_run_id) is not None}
+
+    def _quarantined(self) -> dict[str, str]:
+        return {slot.uid: slot.quarantine for slot in self._daemon.governors if slot.quarantine}
+
+    async def _settled(self, rows: list[RunLine]) -> list[RunLine]:
+        """The rows, up to date: a run that moved on while its row was read is read once more."""
+        daemon, in_work = self._daemon, self._in_work()
+        moved = [
+            row.uid
+            for row in rows
+            if row.ended_at is None
+            and not any(row.uid in those for those in (in_work, daemon.queue, daemon.held, daemon.damaged))
+        ]
+        if not moved:
+            return rows
+        found = {row.uid: row for row in await self._journal.read(partial(self._journal.lines, moved))}
+        return [found.get(row.uid, row) for row in rows]
+
+    async def _describe_all(
+        self, rows: list[RunLine], marked: Mapping[int, Sequence[int]] = _NOT_ASKED
+    ) -> tuple[RunStatus, ...]:
+        rows = await self._settled(rows)
+        described: list[RunStatus] = []
+        for start in range(0, len(rows), AT_ONCE):
+            if start:
+                await asyncio.sleep(0)
+            in_work = self._in_work()
+            slots = "".join(f"; {slot}: {waits}" for slot, waits in self._quarantined().items())
+            for row in rows[start : start + AT_ONCE]:
+                known = self._describe(row, slots)
+                # A run whose end is recorded has ended, even if its governor is still cleaning up.
+                governor = in_work.get(row.uid) if row.ended_at is None else None
+                described.append(known if governor is None else governor.status(known, marked))
+        return tuple(described)
+
+    def _describe(self, row: RunLine, slots: str) -> RunStatus:
+        """A run that is not in work. `slots`: why some of them accept no run."""
+        damage = self.damage_of(row)
+        if damage:
+            state, waits_for = "damaged", f"an abort, or a journal that this daemon can read: {damage}"
+        elif row.ended_at is not None:
+            state, waits_for = "ended", "nothing"
+        elif row.uid in self._daemon.queue:
+            before = self._daemon.queue.position(row.uid)
+            state, waits_for = (
+                "queued",
+                f"a free slot ({before} run{'' if before == 1 else 's'} before it){slots}",
+            )
+        else:
+            state, waits_for = "interrupted", self._daemon.held.get(row.uid, "the next start of the daemon")
+        return RunStatus(
+            uid=row.uid,
+            name=row.name,
+            state=state,
+            outcome=row.outcome,
+            reason=f"its record is damaged ({damage})" if damage else row.reason,
+            waits_for=waits_for,
+            submitted_at=row.submitted_at,
+            started_at=row.started_at,
+            ended_at=row.ended_at,
+            phases=row.phases or 0,
+            metrics=row.metrics,
+            parent=row.parent,
+            seconds=row.seconds,
+        )
+
+    # -- in threads --------------------------------------------------------------------------------------------
+
+    def find(self, uid: str) -> RunLine:
         """The run with this uid, or the only one whose uid begins with it."""
         candidates = self._journal.find(uid) if uid else []
         if uid in candidates:
             candidates = [uid]
         if len(candidates) > 1:
             raise NoSuchRun(uid, f"{uid!r} is the beginning of several runs: {', '.join(candidates)}")
-        row = self._journal.run(candidates[0]) if candidates else None
+        row = self._journal.line(candidates[0]) if candidates else None
         if row is None and uid and (gone := self._journal.pruned(uid)) is not None:
             on = time.strftime("%Y-%m-%d", time.localtime(gone.pruned_at))
             raise NoSuchRun(uid, f"run {gone.uid} was pruned on {on}: its record and its files are gone")
@@ -113,70 +228,39 @@ class RunQueries:
             raise NoSuchRun(uid)
         return row
 
+    def find_row(self, uid: str) -> RunRow:
+        """As `find`, with the run file."""
+        row = self._journal.run(self.find(uid).uid)
+        if row is None:
+            raise NoSuchRun(uid)
+        return row
+
     def find_sound(self, uid: str) -> RunRow:
-        """As `find`; raises RecordDamaged when part of its row can't be read."""
-        row = self.find(uid)
+        """As `find_row`; raises RecordDamaged when part of its row can't be read."""
+        row = self.find_row(uid)
         if row.damage:
             raise RecordDamaged(row.uid, "runs", row.damage)
         return row
 
-    def governor_of(self, uid: str) -> RunGovernor | None:
-        """The governor that has the run in work."""
-        return next((g for g in self._daemon.governors if g.experiment_run_id == uid), None)
-
-    def _in_work(self, row: RunRow) -> RunGovernor | None:
-        """None for a run whose end is recorded, even if its governor is still cleaning up."""
-        return self.governor_of(row.uid) if row.ended_at is None else None
-
-    def _quarantined(self) -> dict[str, str]:
-        return {slot.uid: slot.quarantine for slot in self._daemon.governors if slot.quarantine}
-
-    def describe(self, row: RunRow, marked: Mapping[int, Sequence[int]] = _NOT_ASKED) -> RunStatus:
-        status = RunStatus(
-            uid=row.uid,
-            name=row.name,
-            state="interrupted",
-            outcome=row.outcome,
-            reason=row.reason,
-            waits_for=self._daemon.held.get(row.uid, "the next start of the daemon"),
-            submitted_at=row.submitted_at,
-            started_at=row.started_at,
-            ended_at=row.ended_at,
-            phases=len(row.spec.get("phases", ())),
-            parent=row.parent,
-        )
-        if (governor := self._in_work(row)) is not None:
-            return governor.status(status, marked)
-        result, damage = self._result(row)
-        if damage:
-            state, waits_for = "damaged", f"an abort, or a journal that this daemon can read: {damage}"
-        elif row.ended_at is not None:
-            state, waits_for = "ended", "nothing"
-        elif row.uid in self._daemon.queue:
-            before = self._daemon.queue.position(row.uid)
-            state, waits_for = "queued", f"a free slot ({before} run{'' if before == 1 else 's'} before it)"
-            waits_for += "".join(f"; {slot}: {waits}" for slot, waits in self._quarantined().items())
-        else:
-            state, waits_for = status.state, status.waits_for
-        last = next((phase for phase in reversed(result.phases) if phase.metrics), None) if result else None
-        return msgspec.structs.replace(
-            status,
-            state=state,
-            reason=f"its record is damaged ({damage})" if damage else row.reason,
-            waits_for=waits_for,
-            metrics=last.metrics if last else {},
-            seconds=result.seconds if result else None,
-        )
-
-    def damage_of(self, row: RunRow) -> str:
-        """The part of a run's record that can't be read; "" if all can, or if it was not checked."""
-        return row.damage or self._daemon.damaged.get(row.uid, "")
-
-    def _result(self, row: RunRow) -> tuple[RunResult | None, str]:
-        """The result of a run that has ended, and the part of its record that can't be read."""
-        damage = self.damage_of(row)
+    def whole(self, uid: str) -> RunRow:
+        """As `find_row`; its `damage` is that of its result, too."""
+        row = self.find_row(uid)
+        if row.damage or row.ended_at is None:
+            return row
         try:
-            result = self._journal.result(row.uid) if row.ended_at is not None else None
+            self._journal.result(row.uid)
         except RecordDamaged as error:
-            return None, damage or f"{error.place}: {error.what}"
-        return result, damage
+            return replace(row, damage=f"{error.place}: {error.what}")
+        return row
+
+    def _read_page(self, limit: int, after: str | None) -> list[RunLine]:
+        if after is None:
+            return self._journal.runs(limit=limit)
+        known = self._journal.line(after) or self.find(after)  # it may have been pruned meanwhile
+        return self._journal.runs(limit=limit, after=known.position)
+
+    def _unended(self, uids: Sequence[str]) -> list[RunLine]:
+        """These runs and the first ones of all, in the order of their submission."""
+        rows = {row.position: row for row in self._journal.lines(uids) if row.ended_at is None}
+        rows |= {row.position: row for row in self._journal.first_unended(SHOWN)}
+        return [rows[position] for position in sorted(rows)]

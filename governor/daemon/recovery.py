@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from governor.journal.journal import Journal
-    from governor.journal.tables import RunRow, Transaction
+    from governor.journal.runs_table import RunRow
+    from governor.journal.tables import Transaction
     from governor.messages import RunOutcome
     from governor.run_file.model import Run
     from governor.runs.history import History

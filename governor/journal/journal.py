@@ -6,10 +6,10 @@ Rules:
 2. `write` returns when the commit is durable. A change that fails is rolled back alone and raises for its own caller.
 3. Events of a run are numbered from 1 without gaps, in the transaction that records them.
 4. Reading happens in the caller's thread, on a connection of that thread: it sees what is committed, whatever another
-   thread is reading.
+   thread is reading. What may take longer than one row is read with `read`, not in the event loop.
 5. Every error of SQLite becomes a JournalError. On a full disk the reserve is given up, and the changes are made again: they
    may be called twice. After a change of a run was lost, no other change of that run is accepted: a record has no hole.
-6. A damaged value raises RecordDamaged for its run; the other values of a row of `runs` are read nevertheless.
+6. A damaged value raises RecordDamaged for its run.
 """
 
 from __future__ import annotations
@@ -30,17 +30,14 @@ from governor.errors import JournalError, text_of
 from governor.journal import record_check, schema
 from governor.journal.disk_reserve import is_full
 from governor.journal.readers import Readers
+from governor.journal.runs_table import RunsTable
 from governor.journal.tables import (
     EVENTS_OF_RUN,
-    PRUNED,
     RECORD_OF,
     RECORDS_OF_PHASE,
-    RunRow,
     Transaction,
     decoded,
-    position_of,
     read_events,
-    read_row,
 )
 from governor.messages import EpisodeRecord, RunEvent, RunResult, TaskRecord
 from governor.messages.figures import PhaseFigures
@@ -50,6 +47,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from governor.journal.disk_reserve import Reserve
+    from governor.journal.runs_table import RunRow
 
 T = TypeVar("T")
 GROUP: Final = 512
@@ -77,7 +75,7 @@ class _Change:
     failure: Exception | None = None
 
 
-class Journal:
+class Journal(RunsTable):
     """Use it in one event loop. `close` it when no writer is left.
 
     `reserve` is given up when the disk is full; `on_unreadable` is called in the loop with each error of a read.
@@ -242,6 +240,10 @@ class Journal:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
+    async def read(self, question: Callable[[], T]) -> T:
+        """What `question` returns; it is asked in one of the journal's threads, and reads from the journal there."""
+        return await self._loop.run_in_executor(self._readers.threads, question)
+
     def _rows(self, question: str, parameters: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         try:
             yield from self._readers.rows(question, parameters)
@@ -250,56 +252,6 @@ class Journal:
             if not self._readers.closing:
                 self._loop.call_soon_threadsafe(self._on_unreadable, failure)
             raise failure from error
-
-    def _value(self, question: str, *parameters: Any) -> Any:
-        """The only column of the first row; None where there is no row."""
-        return next((value for (value,) in self._rows(question, parameters)), None)
-
-    def _runs(self, condition: str, *parameters: Any) -> list[RunRow]:
-        return [read_row(row) for row in self._rows(f"{RunRow.SELECT} WHERE {condition}", parameters)]
-
-    def run(self, uid: str) -> RunRow | None:
-        rows = self._runs("uid = ? OR position = ?", uid, position_of(uid))
-        return next((row for row in rows if row.uid == uid), None)
-
-    def of_key(self, key: str) -> str | None:
-        """The uid of the run that was submitted with this key."""
-        uid = self._value("SELECT uid FROM runs WHERE key = ?", key)
-        return None if uid is None else str(uid)
-
-    def find(self, prefix: str) -> list[str]:
-        """Uids that begin with `prefix`, five at most; without pruned runs."""
-        rows = self._rows(
-            f"SELECT uid FROM runs WHERE substr(uid, 1, ?) = ? AND NOT {PRUNED} LIMIT 5",  # noqa: S608  # our own
-            (len(prefix), prefix),
-        )
-        found = [uid for (uid,) in rows]
-        return [prefix] if not found and position_of(prefix) and self.run(prefix) else found
-
-    def runs(self, *, limit: int) -> list[RunRow]:
-        """The newest runs, newest first."""
-        return self._runs(f"NOT {PRUNED} ORDER BY position DESC LIMIT ?", limit)
-
-    def unended(self) -> list[RunRow]:
-        """Runs without an end on record, in the order of their submission."""
-        return self._runs("typeof(ended_at) <> 'real' ORDER BY position")
-
-    def ended(self) -> Iterator[tuple[str, float]]:
-        """Uid and end time of each ended run, newest first."""
-        rows = self._rows(
-            f"SELECT uid, ended_at FROM runs WHERE typeof(ended_at) = 'real' AND typeof(uid) = 'text' AND NOT {PRUNED}"  # noqa: S608  # our own
-            " ORDER BY ended_at DESC, position DESC"
-        )
-        return ((uid, at) for uid, at in rows)
-
-    def pruned(self, prefix: str) -> RunRow | None:
-        """A pruned run, by the beginning of its uid."""
-        return next(iter(self._runs(f"substr(uid, 1, ?) = ? AND {PRUNED}", len(prefix), prefix)), None)
-
-    def marked(self) -> list[str]:
-        """Runs that are pruned, and not yet removed."""
-        rows = self._rows(f"SELECT uid FROM runs WHERE {PRUNED} AND removed = 0")  # noqa: S608  # our own
-        return [uid for (uid,) in rows]
 
     def checkpoint(self) -> None:
         """Moves the write-ahead log into the file, which becomes as small as possible. Blocks."""

@@ -7,6 +7,7 @@ read when the task that waits for it was cancelled. So `close` interrupts the re
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from sqlite3 import Connection, ProgrammingError
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,13 +19,17 @@ if TYPE_CHECKING:
 
 READ_ON_SECONDS: Final = 1.0
 """How long an interrupted read may take to end. The file of one that takes longer stays open until the process ends."""
+THREADS: Final = 4
 
 
 class Readers:
-    """Any thread may read. `close` is called once."""
+    """Any thread may read; `threads` are for that alone, so that no slow work on files keeps a question waiting. `close` is
+    called once.
+    """
 
     def __init__(self, path: Path) -> None:
         self.closing = False
+        self.threads = ThreadPoolExecutor(THREADS, "journal.reader")
         self._path = path
         self._idle: list[Connection] = [schema.connect(path)]
         self._reading: set[Connection] = set()
@@ -47,6 +52,7 @@ class Readers:
 
     def close(self) -> None:
         """Blocks until all reads have ended."""
+        self.threads.shutdown(wait=False, cancel_futures=True)
         with self._changed:
             self.closing = True
             for connection in self._reading:

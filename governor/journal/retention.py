@@ -2,38 +2,50 @@
 
 Rules:
 1. A run is kept if either bound keeps it: the newest `runs`, and those that ended within `days`. Without bounds all are kept.
-2. A run is marked first: from then on it can't be found, only its key stays known. Then its files are removed, then its
-   rows, some at a time, and at last the journal's free pages are returned to the disk. This is completed after a crash.
+2. A run is marked first: from then on it can't be found, only its key stays known. Then its folder gets another name, so
+   that none is seen half empty, and is removed; then its rows, and at last the journal's free pages are returned to the
+   disk. This is completed after a crash.
 3. A request is answered when the runs are marked.
+4. Whoever works meanwhile has the disk and the journal's writer for most of the time: each step is short, and a pause
+   follows that is `rest` times as long. Files are removed in a thread of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from governor import logs
 from governor.errors import UsageError
+from governor.files import sync_to_disk
+from governor.journal.removal import Removal, size
 from governor.messages import Pruned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from governor.journal.journal import Journal
+    from governor.journal.runs_table import RunsTable
+    from governor.journal.tables import Transaction
 
+T = TypeVar("T")
+MARKS: Final = 100
+"""Runs that are marked in one transaction."""
 ROWS: Final = 2000
 """Deleted in one transaction: a run in work waits for its acknowledgement meanwhile."""
-PAGES: Final = 100
+PAGES: Final = 1000
 """Returned in one transaction. SQLite searches the list of all free pages for each: so this is done after each run."""
 DAY_SECONDS: Final = 86400.0
 RECHECK_SECONDS: Final = 3600.0
 """Interval of checks without any event, for `days`."""
+REST: Final = 3.0
+"""A quarter of the time is for removing."""
 
 log = logs.get_logger()
 
@@ -54,19 +66,23 @@ class RetentionPolicy:
         return self.runs is None and self.days is None
 
 
-def choose(ended: Iterable[tuple[str, float]], *, keep: RetentionPolicy, now: float) -> list[str]:
-    """The uids to prune, oldest first; `ended` are runs (uid, end time), newest first."""
+def choose(runs: RunsTable, *, keep: RetentionPolicy, now: float) -> list[str]:
+    """The uids to prune, oldest first. Blocks."""
     if keep.is_all:
         return []
     since = now - keep.days * DAY_SECONDS if keep.days is not None else float("inf")
-    return [uid for uid, at in islice(ended, keep.runs or 0, None) if at < since][::-1]
+    return runs.ended(behind=keep.runs or 0, before=since)
 
 
 class Pruner:
-    def __init__(self, journal: Journal, runs_folder: Path) -> None:
+    """`rest`: the length of each pause, by the length of the work before it."""
+
+    def __init__(self, journal: Journal, runs_folder: Path, *, rest: float = REST) -> None:
         self._journal = journal
         self._runs = runs_folder
+        self._rest = rest
         self._wake = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, "retention")
 
     def wake(self) -> None:
         """A run has ended, or the bounds have changed."""
@@ -74,20 +90,20 @@ class Pruner:
 
     async def serve(self, keep: Callable[[], RetentionPolicy]) -> None:
         """Prunes by the bounds until it is cancelled; raises JournalError."""
+        await self.finish()
         while True:
             self._wake.clear()
-            await self._mark(self._choose(keep()))
-            await self.finish()
-            try:
+            await self._mark(await self._choose(keep()))
+            if await self._journal.read(self._journal.marked):
+                await self.finish()
+            with suppress(TimeoutError):
                 async with asyncio.timeout(RECHECK_SECONDS):
                     await self._wake.wait()
-            except TimeoutError:
-                continue
 
     async def prune(self, keep: RetentionPolicy, *, dry_run: bool = False) -> Pruned:
         """Marks the runs to prune; `finish` or `serve` removes them. Raises JournalError."""
-        chosen = self._choose(keep)
-        sizes = await asyncio.to_thread(lambda: {uid: _size(self._runs / uid) for uid in chosen})
+        chosen = await self._choose(keep)
+        sizes = await self._in_thread(lambda: {uid: size(self._runs / uid) for uid in chosen})
         if not dry_run:
             chosen = await self._mark(chosen)
             self.wake()
@@ -96,35 +112,66 @@ class Pruner:
     async def finish(self) -> None:
         """Removes all marked runs, and returns their pages to the disk. Raises JournalError."""
         journal = self._journal
-        await self._give_back()
-        for uid in journal.marked():
+        await self._write(lambda transaction: transaction.give_back(PAGES))
+        for uid in await journal.read(journal.marked):
             await self._remove(uid)
-            await self._give_back()
-        await asyncio.to_thread(journal.checkpoint)
+            await self._write(lambda transaction: transaction.give_back(PAGES))
+        await journal.read(journal.checkpoint)
 
-    def _choose(self, keep: RetentionPolicy) -> list[str]:
-        return choose(self._journal.ended(), keep=keep, now=time.time())
+    async def _choose(self, keep: RetentionPolicy) -> list[str]:
+        return await self._journal.read(lambda: choose(self._journal, keep=keep, now=time.time()))
 
     async def _mark(self, chosen: list[str]) -> list[str]:
-        if not chosen:
-            return []
-        return await self._journal.write(lambda transaction: transaction.mark_pruned(chosen))
+        marked: list[str] = []
+        for start in range(0, len(chosen), MARKS):
+            marked += await self._then_rest(self._mark_some(chosen[start : start + MARKS]))
+        return marked
 
-    async def _give_back(self) -> None:
-        while await self._journal.write(lambda transaction: transaction.give_back(PAGES)):
-            pass
+    async def _mark_some(self, uids: list[str]) -> list[str]:
+        return await self._journal.write(lambda transaction: transaction.mark_pruned(uids))
 
     async def _remove(self, uid: str) -> None:
-        journal, folder = self._journal, self._runs / uid
-        began, events = time.monotonic(), journal.last_event(uid)
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-        while await journal.write(lambda transaction: transaction.remove_rows(uid, ROWS)):
+        folder = self._runs / uid
+        began = time.monotonic()
+        events = await self._journal.read(partial(self._journal.last_event, uid))
+        files = freed = 0
+        for path in await self._in_thread(partial(_put_aside, folder)):
+            removal = Removal(path)
+            while await self._then_rest(self._in_thread(removal.step)):
+                pass
+            files, freed = files + removal.files, freed + removal.bytes
+            if removal.left:
+                reason = "its files can't be removed"
+                log.warning(
+                    "run.not_pruned", run=uid, folder=str(path), files=files, bytes=freed, reason=reason
+                )
+                return
+        await self._in_thread(partial(sync_to_disk, self._runs))
+        await self._write(lambda transaction: transaction.remove_rows(uid, ROWS))
+        seconds = round(time.monotonic() - began, 3)
+        log.info("run.pruned", run=uid, events=events, files=files, bytes=freed, seconds=seconds)
+
+    async def _write(self, change: Callable[[Transaction], bool]) -> None:
+        """Makes the change again and again, until it says that nothing more is to be done."""
+        while await self._then_rest(self._journal.write(change)):
             pass
-        if folder.exists():
-            log.warning("run.not_pruned", run=uid, folder=str(folder), reason="its files can't be removed")
-            return
-        await journal.write(lambda transaction: transaction.removed(uid))
-        log.info("run.pruned", run=uid, events=events, seconds=round(time.monotonic() - began, 3))
+
+    async def _then_rest(self, work: Awaitable[T]) -> T:
+        began = time.monotonic()
+        done = await work
+        await asyncio.sleep((time.monotonic() - began) * self._rest)
+        return done
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _put_aside(folder: Path) -> list[Path]:
+    """Gives the folder of a run another name; returns what is left of it now or since an earlier start."""
+    aside = folder.with_name(f".{folder.name}.pruned")
+    with suppress(OSError):  # it is gone, or must be removed where it is
+        folder.rename(aside)
+    return [path for path in (aside, folder) if path.exists()]
 
 
 def requested_policy(
@@ -138,16 +185,3 @@ def requested_policy(
             "configuration"
         )
     return otherwise if keep.is_all else keep
-
-
-def _size(folder: Path) -> int:
-    """Bytes on the disk that removing a folder frees: without files that another run has, too."""
-    total = 0
-    for path, _, names in os.walk(folder):
-        for name in names:
-            try:
-                status = os.lstat(os.path.join(path, name))  # noqa: PTH118  # of a large tree
-            except OSError:  # it is gone already
-                continue
-            total += status.st_blocks * 512 if status.st_nlink == 1 else 0
-    return total

@@ -19,11 +19,19 @@ from governor import logs
 from governor.errors import JournalDamaged, JournalError
 from governor.files import put_in_place, temporary
 from governor.journal.disk_reserve import no_room
+from governor.journal.excerpts import FUNCTIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
+ENDED: Final = "typeof(ended_at) = 'real'"
+UNENDED: Final = "typeof(ended_at) <> 'real'"
+PRUNED: Final = "typeof(pruned_at) = 'real'"
+"""Another type there is damage, and no reason to remove a run."""
+KEPT: Final = "typeof(pruned_at) <> 'real'"
+LARGEST: Final = 2**63
+"""Integers of SQLite are below this."""
 _RUNS: Final = """
 CREATE TABLE runs (
     position INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -42,9 +50,20 @@ CREATE TABLE runs (
     result_file TEXT,
     digest BLOB,
     pruned_at REAL,
-    removed INTEGER NOT NULL DEFAULT 0
+    removed INTEGER NOT NULL DEFAULT 0,
+    phases INTEGER,
+    metrics BLOB,
+    seconds REAL
 );
 """
+"""`phases`, `metrics`, `seconds` are from `spec` and `result` (`excerpts`), so that a line about a run needs neither."""
+_INDICES: Final = f"""
+CREATE INDEX unended_runs ON runs (position, parent) WHERE {UNENDED};
+CREATE INDEX ended_runs ON runs (ended_at, position, uid) WHERE {ENDED} AND {KEPT};
+CREATE INDEX kept_runs ON runs (position) WHERE {KEPT};
+CREATE INDEX marked_runs ON runs (position) WHERE {PRUNED} AND removed = 0;
+"""
+"""A query uses one of these if it has the same conditions, word for word."""
 _RECORDS: Final = """
 CREATE TABLE records (
     position INTEGER PRIMARY KEY,
@@ -87,7 +106,7 @@ CREATE INDEX events_of_kind ON events (run, kind) WHERE records IS NULL;
 this one: what follows from the records alone, kept so that nobody reads all of them again. `inherited` are those of the
 episodes that the run has from the one that it resumes, and no records of.
 """
-SCHEMA: Final = _RUNS + _RECORDS + _FIGURES
+SCHEMA: Final = _RUNS + _INDICES + _RECORDS + _FIGURES
 MIGRATIONS: Final = {
     1: "ALTER TABLE runs ADD COLUMN parent TEXT;",
     2: f"""
@@ -113,8 +132,15 @@ ALTER TABLE runs ADD COLUMN pruned_at REAL;
 ALTER TABLE runs ADD COLUMN removed INTEGER NOT NULL DEFAULT 0;
 """,
     4: _FIGURES,
+    5: f"""
+ALTER TABLE runs ADD COLUMN phases INTEGER;
+ALTER TABLE runs ADD COLUMN metrics BLOB;
+ALTER TABLE runs ADD COLUMN seconds REAL;
+UPDATE runs SET phases = phases_of(spec), metrics = metrics_of(result), seconds = seconds_of(result) WHERE {KEPT};
+{_INDICES}
+""",  # noqa: S608  # our own schema
 }
-"""From each schema to the next one; ``packed(data)`` is `array_of_one`."""
+"""From each schema to the next one; ``packed(data)`` is `array_of_one`, the other functions are `excerpts.FUNCTIONS`."""
 FAULTS: Final = 5
 """Faults that a check looks for; the first one is reported."""
 WAL_BYTES: Final = 16 << 20
@@ -187,7 +213,8 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
             "use the newer governor that wrote it"
         )
     if version < SCHEMA_VERSION:
-        connection.create_function("packed", 1, array_of_one, deterministic=True)
+        for name, function in (("packed", array_of_one), *FUNCTIONS.items()):
+            connection.create_function(name, 1, function, deterministic=True)
         steps = [MIGRATIONS[step] for step in range(version, SCHEMA_VERSION)] if version else [SCHEMA]
         try:
             connection.executescript(

@@ -7,84 +7,28 @@ counts; an outcome is set once, the first readable one counts. Of a pruned run (
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 import msgspec
 
 from governor import clock
 from governor.errors import NoSuchRun, RecordDamaged
+from governor.journal.excerpts import metrics_of, phases_of
+from governor.journal.schema import LARGEST, UNENDED
 from governor.messages import EpisodeRecord, RunEvent, RunOutcome, RunResult, TaskRecord
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Sequence
 
+    from governor.journal.runs_table import RunRow
     from governor.messages.figures import PhaseFigures
 
+GIVING_BACK_SECONDS: Final = 0.01
 R = TypeVar("R", bound=EpisodeRecord | TaskRecord)
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRow:
-    """A run as recorded in the journal. Times are wall-clock seconds; `spec` is the run file as submitted; `parent` is
-    the run that it resumes. `digest` is that of the run file, None in older journals; of a pruned run only this row is
-    left. `damage`: the columns that can't be read, whose values are empty here. A run whose uid can't be read has its
-    `position` in the table as uid, as ``#7``.
-    """
-
-    SELECT: ClassVar[str] = (
-        "SELECT uid, key, name, spec, folder, submitted_at, started_at, ended_at, outcome, reason, parent,"
-        " digest, pruned_at, position FROM runs"
-    )
-    uid: str
-    key: str | None
-    name: str
-    spec: dict[str, Any]
-    folder: str
-    submitted_at: float
-    started_at: float | None
-    ended_at: float | None
-    outcome: RunOutcome | None
-    reason: str
-    parent: str | None = None
-    digest: bytes | None = None
-    pruned_at: float | None = None
-    position: int = 0
-    damage: str = ""
-
-
-_TYPES: Final = {
-    name: kind
-    for name, kind in get_type_hints(RunRow).items()
-    if name not in ("SELECT", "position", "damage")
-}
-_NOTHING: Final[dict[str, Any]] = {"name": "?", "spec": {}, "folder": "", "submitted_at": 0.0, "reason": ""}
-"""For required values that can't be read."""
-
-
-def read_row(row: tuple[Any, ...]) -> RunRow:
-    """Reads a row of `RunRow.SELECT`; a damaged value does not affect the others."""
-    *values, position = row
-    found = dict(zip(_TYPES, values, strict=True))
-    damage = []
-    for name, kind in _TYPES.items():
-        try:
-            if name == "spec":
-                found[name] = msgspec.msgpack.decode(found[name])
-            found[name] = msgspec.convert(found[name], kind)
-        except (msgspec.MsgspecError, TypeError, ValueError) as error:
-            damage.append(f"runs.{name}: {error}")
-            found[name] = _NOTHING.get(name)
-    found["uid"] = found["uid"] or f"#{position}"
-    return RunRow(**found, position=position, damage="; ".join(damage))
-
-
-def position_of(uid: str) -> int | None:
-    """The position of a run whose uid can't be read (``#7``), else None."""
-    number = uid.removeprefix("#")
-    return int(number) if number != uid and number.isdecimal() and len(number) < len(str(LARGEST)) else None
 
 
 EVENTS_OF_RUN: Final = (
@@ -98,10 +42,6 @@ RECORDS_OF_PHASE: Final = (
 )
 RECORD_OF: Final = {"episode.ended": "episode", "task.ended": "record"}
 """The key of the record in the data of an event."""
-LARGEST: Final = 2**63
-"""Integers of SQLite are below this."""
-PRUNED: Final = "typeof(pruned_at) = 'real'"
-"""Another type there is damage, and no reason to remove a run."""
 
 
 def decoded(uid: str, place: str, packed: Any, kind: type[T]) -> T:
@@ -186,10 +126,11 @@ class Transaction:
         gone = "SELECT 1 FROM runs WHERE uid = ? AND pruned_at IS NOT NULL"
         if parent is not None and self._connection.execute(gone, (parent,)).fetchone():
             raise NoSuchRun(parent, f"run {parent} was pruned just now")
+        packed = msgspec.msgpack.encode(spec)
         self._connection.execute(
-            "INSERT INTO runs (uid, key, name, spec, folder, submitted_at, parent, digest)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (uid, key, name, msgspec.msgpack.encode(spec), folder, clock.wall(), parent, digest),
+            "INSERT INTO runs (uid, key, name, spec, folder, submitted_at, parent, digest, phases)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (uid, key, name, packed, folder, clock.wall(), parent, digest, phases_of(packed)),
         )
         self.event(uid, "run.accepted", {"name": name, "phases": len(spec.get("phases", ()))})
         return uid
@@ -197,7 +138,8 @@ class Transaction:
     def resumed_by(self, uid: str) -> str | None:
         """The unended run that resumes this one."""
         row = self._connection.execute(
-            "SELECT uid FROM runs WHERE parent = ? AND ended_at IS NULL", (uid,)
+            f"SELECT uid FROM runs WHERE parent = ? AND {UNENDED}",  # noqa: S608  # our own
+            (uid,),
         ).fetchone()
         return str(row[0]) if row else None
 
@@ -340,9 +282,11 @@ class Transaction:
         if file is not None:
             phases = tuple(msgspec.structs.replace(phase, tasks=()) for phase in result.phases)
             result = msgspec.structs.replace(result, phases=phases)
+        packed = msgspec.msgpack.encode(result)
         self._connection.execute(
-            "UPDATE runs SET outcome = ?, reason = ?, result = ?, result_file = ? WHERE uid = ? AND outcome IS NULL",
-            (result.outcome, result.reason, msgspec.msgpack.encode(result), file, result.uid),
+            "UPDATE runs SET outcome = ?, reason = ?, result = ?, result_file = ?, metrics = ?, seconds = ?"
+            " WHERE uid = ? AND outcome IS NULL",
+            (result.outcome, result.reason, packed, file, metrics_of(packed), result.seconds, result.uid),
         )
         (outcome,) = self._connection.execute(
             "SELECT outcome FROM runs WHERE uid = ?", (result.uid,)
@@ -362,17 +306,19 @@ class Transaction:
         """Ends a run whose record is damaged: replaces the unreadable values of its `row`. The record of its work is not
         changed. Does nothing if it has ended meanwhile. `file`: as of `outcome`.
         """
-        values = {name: getattr(row, name) for name in _TYPES} | {
-            "spec": msgspec.msgpack.encode(row.spec),
+        packed = msgspec.msgpack.encode(result)
+        values = row.columns() | {
             "ended_at": result.ended_at,
             "outcome": result.outcome,
             "reason": result.reason,
-            "result": msgspec.msgpack.encode(result),
+            "result": packed,
             "result_file": file,
+            "metrics": metrics_of(packed),
+            "seconds": result.seconds,
         }
         changed = self._connection.execute(
             f"UPDATE runs SET {', '.join(f'{name} = :{name}' for name in values)}"  # noqa: S608  # our own names
-            " WHERE position = :position AND typeof(ended_at) <> 'real'",
+            f" WHERE position = :position AND {UNENDED}",
             {**values, "position": row.position},
         ).rowcount
         has_event = "SELECT 1 FROM events WHERE run = ? AND kind = 'run.ended'"
@@ -394,23 +340,33 @@ class Transaction:
         return [uid for uid in uids if self._connection.execute(mark, (now, uid)).rowcount == 1]
 
     def remove_rows(self, uid: str, limit: int) -> bool:
-        """Removes some rows of a marked run; returns whether there may be more."""
+        """Removes some rows of a marked run, up to `limit`, and with the last of them all but its key; returns whether there
+        are more.
+        """
         marked = "SELECT position FROM runs WHERE uid = ? AND pruned_at IS NOT NULL"
         found = self._connection.execute(marked, (uid,)).fetchone()
-        return found is not None and any(
-            self._connection.execute(statement, (found[0], limit)).rowcount > 0 for statement in _REMOVE
-        )
+        if found is None:
+            return False
+        for statement in _REMOVE:
+            limit -= self._connection.execute(statement, (found[0], limit)).rowcount
+            if limit <= 0:
+                return True
+        self._removed(uid)
+        return False
 
-    def removed(self, uid: str) -> None:
-        """Completes the removal: only the key of the run is left."""
+    def _removed(self, uid: str) -> None:
         self._connection.execute(
-            "UPDATE runs SET removed = 1, spec = ?, result = NULL WHERE uid = ? AND pruned_at IS NOT NULL",
+            "UPDATE runs SET removed = 1, spec = ?, result = NULL, metrics = NULL WHERE uid = ? AND pruned_at IS NOT NULL",
             (msgspec.msgpack.encode({}), uid),
         )
 
     def give_back(self, pages: int) -> bool:
-        """Returns free pages to the disk; returns whether more can be returned."""
+        """Returns free pages to the disk, for `GIVING_BACK_SECONDS` at most; returns whether more can be returned."""
         (before,) = self._connection.execute("PRAGMA freelist_count").fetchone()
-        self._connection.execute(f"PRAGMA incremental_vacuum({pages})").fetchall()
+        until = time.monotonic() + GIVING_BACK_SECONDS
+        for _ in range(min(pages, before)):
+            self._connection.execute("PRAGMA incremental_vacuum(1)")  # of (N) Python takes one step, too
+            if time.monotonic() >= until:
+                break
         (free,) = self._connection.execute("PRAGMA freelist_count").fetchone()
         return bool(0 < free < before)

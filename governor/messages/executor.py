@@ -38,7 +38,10 @@ class GetStatus(Message, frozen=True):
 
 
 class ListRuns(Message, frozen=True):
+    """The newest runs; with `after` those that were submitted before that run."""
+
     limit: int = 100
+    after: str | None = None
 
 
 class Abort(Message, frozen=True):
@@ -178,9 +181,28 @@ class Explanation(Message, frozen=True):
     lines: tuple[ExplainedLine, ...]
 
 
+class RunCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs that have not ended. `held` wait for a process of an earlier daemon to exit, `damaged` for an abort."""
+
+    in_work: int
+    queued: int
+    held: int
+    damaged: int
+
+
+class LoopTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the daemon's event loop since it was ready, in seconds: how long it was busy in all, and how long at a stretch at
+    most, when everything else had to wait.
+    """
+
+    busy: float
+    longest: float
+
+
 class StatusReport(Message, frozen=True):
-    """The daemon and its runs in work or queued; with a uid, that run alone, also an ended one. `quarantined`: slots that
-    accept no run, and what each waits for.
+    """The daemon and its runs in work or queued, the first 100 of the latter; with a uid, that run alone, also an ended one.
+    `quarantined`: slots that accept no run, and what each waits for. `counts` are of all runs; None: an older daemon. `loop`
+    is None where the daemon shares the loop, as in `governor run`.
     """
 
     pid: int
@@ -192,12 +214,17 @@ class StatusReport(Message, frozen=True):
     runs: tuple[RunStatus, ...]
     ray: str = "not started"
     quarantined: dict[str, str] = {}
+    counts: RunCounts | None = None
+    loop: LoopTime | None = None
 
 
 class RunList(Message, frozen=True):
-    """Runs, newest first."""
+    """Runs, newest first. `more`: there are older ones, to be listed `after` the last of these; None: an older daemon, which
+    knows no `after`.
+    """
 
     runs: tuple[RunStatus, ...]
+    more: bool | None = None
 
 
 ExecutorRequest: TypeAlias = (

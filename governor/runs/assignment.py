@@ -13,7 +13,7 @@ from governor.run_file.model import TASKS
 from governor.runs.liveness import USER_CODE_SECONDS
 
 if TYPE_CHECKING:
-    from governor.journal.tables import RunRow
+    from governor.journal.runs_table import RunRow
     from governor.messages import TaskRecord
     from governor.run_file.model import AgentSection
     from states.plan import RunPlan

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from governor.journal.journal import Journal
-    from governor.journal.tables import RunRow, Transaction
+    from governor.journal.runs_table import RunRow
+    from governor.journal.tables import Transaction
     from governor.messages import TaskRecord
     from governor.messages.figures import PhaseFigures
     from governor.run_file.model import Run

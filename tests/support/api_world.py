@@ -46,6 +46,9 @@ class DaemonStandIn:
     def dispatch(self):
         self.dispatched += 1
 
+    def loop_time(self):
+        return None
+
     def require_room(self):
         disk_reserve.require(self.runs, self.disk_reserve)
 

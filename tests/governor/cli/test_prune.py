@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 
 import pytest
 from click.testing import CliRunner
 
 from governor.cli import ask, cli
 from governor.daemon.state_lock import state_lock
+from governor.journal import removal
 from governor.journal.journal import Journal
 from governor.messages import Pruned
 from tests.support.run_results import run_result
@@ -68,7 +68,7 @@ def test_a_daemon_answers_when_the_runs_are_marked(monkeypatch):
 
 
 def test_files_that_can_not_be_removed_are_an_error(state, monkeypatch):
-    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    monkeypatch.setattr(removal, "_remove", lambda _: iter(()))
     done = prune(state, "--keep-runs", "2")
     assert (done.exit_code, "files of aaaa below" in done.output) == (77, True)
 

@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import socket
 import tempfile
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from governor.errors import (
+    BadRequest,
     NoSuchRun,
     Unreachable,
     UsageError,
 )
 from governor.executor import Executor
+from governor.journal.readers import Readers
 from governor.messages import (
     SERVICE,
     PhaseResult,
+    RunCounts,
+    RunList,
     decode_reply,
 )
 from governor.runs.result import save_result
@@ -149,3 +154,99 @@ async def test_events_that_were_recorded_together_are_watched_in_parts(daemon, n
     seen = [(event.seq, event.kind) async for event in daemon.executor.watch(uid)]
     kinds = ["run.accepted", *["something"] * number, "run.ended"]
     assert seen == list(enumerate(kinds, start=1))
+
+
+async def test_status_shows_the_first_that_wait_and_counts_all(daemon):
+    daemon.queue.limit = 120
+    uids = [await daemon.executor.submit(RUN) for _ in range(120)]
+    daemon.damaged[uids[3]] = "events: no"
+    daemon.queue.remove(uids[3])
+    daemon.held = {uids[1]: "the exit of pid 7"}
+    daemon.queue.remove(uids[1])
+    report = await daemon.executor.status()
+    assert report.counts == RunCounts(in_work=0, queued=118, held=1, damaged=1)
+    assert [run.uid for run in report.runs] == uids[:102], "those first in the queue, and all before them"
+    assert [run.state for run in report.runs[:4]] == ["queued", "interrupted", "queued", "damaged"]
+    assert report.runs[-1].waits_for == "a free slot (99 runs before it)"
+    assert report.loop is None, "a loop that is not the daemon's own is not measured"
+
+
+async def test_the_pages_of_a_list_have_each_run_once(daemon):
+    daemon.queue.limit = 25
+    uids = [await daemon.executor.submit(RUN) for _ in range(25)]
+    page = await daemon.executor.list(10)
+    seen = [*page.runs]
+    while page.more:
+        page = await daemon.executor.list(10, after=page.runs[-1].uid)
+        seen += page.runs
+    assert [run.uid for run in seen] == uids[::-1]
+    assert (await daemon.executor.list(25)).more is False
+    with pytest.raises(NoSuchRun):
+        await daemon.executor.list(10, after="no-such-run")
+
+
+async def test_a_page_goes_on_behind_a_run_that_was_pruned_meanwhile(daemon):
+    uids = [await daemon.executor.submit(RUN) for _ in range(3)]
+    await daemon.executor.abort(uids[1])
+    await daemon.executor.prune(keep_runs=0)
+    await daemon.pruner.finish()
+    assert [run.uid for run in (await daemon.executor.list(after=uids[1])).runs] == [uids[0]]
+
+
+async def test_a_daemon_that_knows_no_pages_is_not_asked_for_the_first_one_again_and_again(
+    daemon, monkeypatch
+):
+    async def without(*_):
+        return RunList(runs=())
+
+    monkeypatch.setattr("governor.daemon.queries.RunQueries.page", without)
+    uid = await daemon.executor.submit(RUN)
+    assert (await daemon.executor.list()).runs == ()
+    with pytest.raises(BadRequest, match="of an older version"):
+        await daemon.executor.list(after=uid)
+
+
+async def test_no_question_is_read_in_the_event_loop(daemon, monkeypatch):
+    uid = await daemon.executor.submit(RUN, key="k")
+    ended = await daemon.executor.submit(RUN)
+    await daemon.executor.abort(ended)
+    readers = set()
+    rows = Readers.rows
+
+    def noted(self, question, parameters):
+        readers.add(threading.current_thread().name)
+        return rows(self, question, parameters)
+
+    monkeypatch.setattr(Readers, "rows", noted)
+    for ask in (daemon.executor.status, daemon.executor.explain, daemon.executor.result):
+        await ask(ended)
+    await daemon.executor.status()
+    await daemon.executor.list()
+    await daemon.executor.list(after=ended)
+    assert [event.kind async for event in daemon.executor.watch(uid, follow=False)] == ["run.accepted"]
+    assert await daemon.executor.submit(RUN, key="k") == uid
+    await daemon.executor.abort(uid)
+    await daemon.executor.prune(keep_runs=0)
+    await daemon.pruner.finish()
+    assert readers
+    assert threading.main_thread().name not in readers
+
+
+async def test_a_run_that_ends_while_its_row_is_read_is_not_shown_as_interrupted(daemon, monkeypatch):
+    """Its slot has finished with it when the answer is made, so that nobody but the journal knows it."""
+    uid = await daemon.executor.submit(RUN)
+    journal, lines = daemon.journal, daemon.journal.first_unended
+
+    def slow(limit):
+        found = lines(limit)
+        asyncio.run_coroutine_threadsafe(end(), loop).result(10)
+        return found
+
+    async def end():
+        daemon.queue.remove(uid)
+        await journal.write(lambda tx: (tx.outcome(run_result(uid)), tx.ended(uid)))
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(journal, "first_unended", slow)
+    [run] = (await daemon.executor.status()).runs
+    assert (run.state, run.outcome) == ("ended", "finished")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import subprocess
 import sys
 
@@ -11,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from governor.errors import NoSuchRun, UsageError
+from governor.journal import removal, retention, schema
 from governor.journal.journal import Journal
+from governor.journal.removal import Removal
 from governor.journal.retention import (
     DAY_SECONDS,
     Pruner,
@@ -19,6 +22,7 @@ from governor.journal.retention import (
     choose,
     requested_policy,
 )
+from governor.journal.runs_table import RunsTable
 from governor.messages import EpisodeRecord, PhaseResult, TaskRecord
 from governor.runs.result import FILES, save_result, whole_result
 from tests.support.run_results import run_result
@@ -27,11 +31,29 @@ NOW = 1_000_000_000.0
 BOUND = st.none() | st.integers(0, 12)
 
 
+class Table(RunsTable):
+    """The runs that ended these days ago, the newest first, among one in work and one that was pruned."""
+
+    def __init__(self, ages):
+        self._connection = sqlite3.connect(":memory:")
+        self._connection.executescript(schema.SCHEMA)
+        ended = [(f"r{number}", NOW - age * DAY_SECONDS, None) for number, age in enumerate(ages)]
+        for row in [*ended[::-1], ("pruned", NOW - 99 * DAY_SECONDS, NOW), ("in work", None, None)]:
+            self._connection.execute(
+                "INSERT INTO runs (uid, name, spec, folder, submitted_at, ended_at, pruned_at)"
+                " VALUES (?, 'n', x'80', '/', 1.0, ?, ?)",
+                row,
+            )
+
+    def _rows(self, question, parameters=()):
+        return self._connection.execute(question, parameters)
+
+
 @given(ages=st.lists(st.floats(0, 12), max_size=12), runs=BOUND, days=BOUND)
 def test_a_run_goes_when_neither_bound_keeps_it(ages, runs, days):
     ages.sort()
     ended = [(f"r{number}", NOW - age * DAY_SECONDS) for number, age in enumerate(ages)]
-    gone = choose(ended, keep=RetentionPolicy(runs=runs, days=days), now=NOW)
+    gone = choose(Table(ages), keep=RetentionPolicy(runs=runs, days=days), now=NOW)
     kept_by_runs = {uid for uid, _ in ended[: runs if runs is not None else 0]}
     kept_by_days = {uid for uid, at in ended if days is not None and at >= NOW - days * DAY_SECONDS}
     kept = kept_by_runs | kept_by_days
@@ -180,14 +202,18 @@ def counted(function):
         return function(*arguments, **more)
     return call
 
-for name in ("mark_pruned", "remove_rows", "removed", "give_back"):
+for name in ("mark_pruned", "remove_rows", "_removed", "give_back"):
     setattr(tables.Transaction, name, counted(getattr(tables.Transaction, name)))
-os.rmdir, os.unlink = counted(os.rmdir), counted(os.unlink)
+os.rmdir, os.unlink, Path.rename = map(counted, (os.rmdir, os.unlink, Path.rename))
 
 async def main():
     journal = Journal(folder / "governor.db")
     known = {row.uid: len([*journal.episodes(row.uid, 0)]) for row in journal.runs(limit=9)}
     assert known in ({"d": 50, "c": 50}, {uid: 50 for uid in "abcd"}), known
+    for uid in known:
+        assert (folder / "runs" / uid / "results" / "t.json").exists(), uid
+    for path in (folder / "runs").glob("[!.]*"):
+        assert (path / "results" / "t.json").exists(), "the folder of a run is whole, or has another name"
     pruner = retention.Pruner(journal, folder / "runs")
     await pruner.prune(retention.RetentionPolicy(runs=1))
     await pruner.finish()
@@ -226,10 +252,14 @@ async def test_a_pruner_that_is_killed_at_any_step_is_finished_by_the_next_start
     await journal.close()
 
 
+def refused(*_, **__):
+    raise PermissionError(13, "Permission denied")
+
+
 async def test_files_that_cannot_be_removed_are_tried_again(journal, tmp_path, monkeypatch):
     pruner = Pruner(journal, tmp_path / "runs")
     with monkeypatch.context() as stubborn:
-        stubborn.setattr("governor.journal.retention.shutil.rmtree", lambda *_, **__: None)
+        stubborn.setattr(removal.os, "unlink", refused)
         await pruner.prune(RetentionPolicy(runs=2))
         await pruner.finish()
         assert journal.marked() == ["a"]
@@ -271,3 +301,80 @@ async def test_a_large_result_is_in_a_file_and_without_its_tasks_in_the_journal(
         (folder / file).unlink()
         with pytest.raises(UsageError, match="can't be read from"):
             whole_result(journal, "d", folder)
+
+
+@pytest.mark.parametrize(("number", "steps"), [(20, 20), (80, 80)])
+async def test_files_are_removed_a_little_at_a_time_with_pauses(
+    journal, tmp_path, monkeypatch, number, steps
+):
+    """A step that has no time for more than one file: whoever works meanwhile waits for one."""
+    files = tmp_path / "runs" / "a" / "deep" / "er"
+    files.mkdir(parents=True)
+    for each in range(number):
+        (files / f"{each}").write_bytes(b"x")
+    rests = []
+
+    async def rest(seconds):
+        rests.append(seconds)
+
+    monkeypatch.setattr(removal, "STEP_SECONDS", 0.0)
+    monkeypatch.setattr(retention.asyncio, "sleep", rest)
+    pruner = Pruner(journal, tmp_path / "runs", rest=3.0)
+    await pruner.prune(RetentionPolicy(runs=2))
+    await pruner.finish()
+    assert len(rests) > steps
+    assert min(rests) > 0
+    assert journal.find("a") == journal.marked() == []
+
+
+async def test_a_run_is_removed_in_few_transactions(journal, tmp_path):
+    """The writer has others to serve. Rows of all tables, the run's own, and the first free pages."""
+    pruner = Pruner(journal, tmp_path / "runs", rest=0.0)
+    await pruner.prune(RetentionPolicy(runs=0))
+    commits = []
+    journal._writing.set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
+    await pruner.finish()
+    assert len(commits) <= 3 * 4, "three runs of some hundred pages"
+
+
+def test_what_links_lead_to_stays_and_a_deep_tree_goes(tmp_path):
+    other, folder = tmp_path / "other", tmp_path / "run"
+    other.mkdir()
+    (other / "mine").write_bytes(b"x" * 5000)
+    folder.mkdir()
+    (folder / "link").symlink_to(other)
+    (folder / "hard").hardlink_to(other / "mine")
+    (folder / "own").write_bytes(b"x" * 5000)
+    deep = folder
+    for _ in range(1500 // 5):
+        deep /= "d"
+    deep.mkdir(parents=True)
+    whole, link = removal.size(folder), (folder / "link").lstat().st_blocks * 512
+    gone = Removal(folder)
+    while gone.step():
+        pass
+    assert (gone.left, gone.files, gone.bytes) == (False, 3, whole + link)
+    assert whole == (other / "mine").stat().st_blocks * 512
+    assert (other / "mine").exists()
+
+
+async def test_one_that_was_put_aside_is_removed_by_the_next_start(journal, tmp_path):
+    await journal.write(lambda tx: tx.mark_pruned(["a"]))
+    (tmp_path / "runs" / "a").rename(tmp_path / "runs" / ".a.pruned")
+    await Pruner(journal, tmp_path / "runs").finish()
+    assert_gone(journal, tmp_path, {"a"})
+    assert list((tmp_path / "runs").glob(".*")) == []
+
+
+async def test_many_runs_are_marked_some_at_a_time(journal, tmp_path, monkeypatch):
+    monkeypatch.setattr(retention, "MARKS", 2)
+    marked = []
+    mark = retention.Pruner._mark_some
+
+    async def some(self, uids):
+        marked.append(uids)
+        return await mark(self, uids)
+
+    monkeypatch.setattr(retention.Pruner, "_mark_some", some)
+    told = await Pruner(journal, tmp_path / "runs").prune(RetentionPolicy(runs=0))
+    assert (told.uids, marked) == (("a", "b", "c"), [["a", "b"], ["c"]])
