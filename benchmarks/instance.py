@@ -48,17 +48,25 @@ def governor(*arguments: str) -> list[str]:
 
 
 class Instance:
-    """`pid` is the guard's, `daemon_pid` the daemon's; `executor` is connected. `logged`: when each kind of line was first seen.
-    In a `folder` that is given another instance may go on.
+    """`pid` is the guard's, `daemon_pid` the daemon's; `executor` is connected. `options` are those of `serve`. In a `folder`
+    that is given another instance may go on, or one that was filled. `logged`: when each kind of line was first seen, and
+    `said` the line; `seconds_to_ready`: from exec on.
     """
 
     def __init__(
-        self, *, slots: int = 1, folder: Path | None = None, ready_seconds: float = READY_SECONDS
+        self,
+        *options: str,
+        slots: int = 1,
+        folder: Path | None = None,
+        ready_seconds: float = READY_SECONDS,
     ) -> None:
+        self._options = options
         self._slots = slots
         self._folder = folder
         self._ready_seconds = ready_seconds
         self.logged: dict[str, float] = {}
+        self.said: dict[str, dict[str, Any]] = {}
+        self.seconds_to_ready = 0.0
         self._stack = contextlib.AsyncExitStack()
         self._log: deque[str] = deque(maxlen=LAST_LINES)
         self._reader: asyncio.Task[None] | None = None
@@ -85,8 +93,9 @@ class Instance:
             folder = Path(tempfile.mkdtemp(prefix="gb-"))
             self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
         folders = ("--state-dir", str(folder / "s"), "--runtime-dir", str(folder / "r"))
+        begun = perf_counter()
         process = await asyncio.create_subprocess_exec(
-            *governor("serve", *folders, "--slots", str(self._slots), "--log-format", "json"),
+            *governor("serve", *folders, "--slots", str(self._slots), "--log-format", "json", *self._options),
             env=environment(),
             cwd=HERE,
             stderr=asyncio.subprocess.PIPE,
@@ -96,6 +105,7 @@ class Instance:
         self._stack.push_async_callback(self._end, process)
         async with asyncio.timeout(self._ready_seconds):
             endpoint = await self._ready(process)
+        self.seconds_to_ready = perf_counter() - begun
         self._reader = asyncio.create_task(self._drain(process), name="instance.log")
         self.executor = await self._stack.enter_async_context(Executor(endpoint))
         self.daemon_pid = (await self.executor.status()).pid
@@ -130,6 +140,7 @@ class Instance:
             with contextlib.suppress(ValueError):
                 entry = json.loads(line)
                 self.logged.setdefault(entry.get("event"), perf_counter())
+                self.said.setdefault(entry.get("event"), entry)
                 if entry.get("event") == "daemon.ready":
                     return str(entry["endpoint"])
         raise RuntimeError(f"the daemon ended before it was ready:\n{''.join(self._log)}")

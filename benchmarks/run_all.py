@@ -21,6 +21,7 @@ import bench_daemon
 import bench_growth
 import bench_in_process
 import bench_memory
+import bench_queries
 import bench_ray_episodes
 import bench_recording
 import bench_runs
@@ -87,6 +88,7 @@ SECTIONS: tuple[tuple[str, Callable[[], list[Row]]], ...] = (
     ("Broker, round trips of 100 bytes", bench_broker.rows),
     ("Processes and memory", bench_memory.measure),
     ("Ten million episodes", lambda: asyncio.run(bench_growth.measure())),
+    ("Ten thousand runs", bench_queries.measure),
     ("Tasks, beside plain Ray", bench_tasks.measure),
     ("Episodes on Ray, beside in process", bench_ray_episodes.rows),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import gymnasium
@@ -26,3 +27,11 @@ class Endless(gymnasium.Env):
     def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
         self._at ^= 1
         return self._at, float(action), False, False, {}
+
+
+class Waiting(Endless):
+    """Takes its time for a step: a run that is in work and leaves the machine to others."""
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        time.sleep(0.05)
+        return super().step(action)

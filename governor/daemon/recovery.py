@@ -13,7 +13,8 @@ import asyncio
 import os
 import shutil
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from governor.journal.journal import Journal
     from governor.journal.runs_table import RunRow
     from governor.journal.tables import Transaction
-    from governor.messages import RunOutcome
+    from governor.messages import RunEvent, RunOutcome
     from governor.run_file.model import Run
     from governor.runs.history import History
 
@@ -48,6 +49,8 @@ LARGEST_PID: Final = 2**22
 """The largest pid on Linux."""
 UNREADABLE: Final = (LookupError, TypeError, ValueError, AttributeError, msgspec.MsgspecError)
 """Errors from reading values that were not written by the daemon."""
+KINDS: Final = (*history.KINDS, "run.transition", "phase.ended")
+"""The events that are read of each run."""
 NOT_ON_RECORD: Final = "the daemon shut down in order, but could not record it"
 
 log = logs.get_logger()
@@ -55,6 +58,21 @@ log = logs.get_logger()
 
 _End: TypeAlias = "tuple[RunOutcome, str]"
 """Outcome and reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Record:
+    """What is on record about a run that has not ended. It is read once, whole: a start takes its time from each of them.
+
+    `assignment` as of its first start; `started`: identity and mark of each conductor; `end`: of a run that was being
+    finalized.
+    """
+
+    row: RunRow
+    assignment: Assignment
+    past: History
+    started: tuple[tuple[ProcessIdentity | None, int | None], ...]
+    end: _End | None
 
 
 class Recovery:
@@ -72,21 +90,12 @@ class Recovery:
         self.damaged: dict[str, str] = {}
         self._journal = journal
         self._instance = leftovers.instance_of(state_dir)
+        self._records: dict[str, _Record] = {}
 
     async def clean_up(self) -> None:
         """Records the interruptions, kills processes left alive, and removes Ray's folders."""
-        journal = self._journal
-        rows = journal.unended()
-        self.damaged |= await asyncio.to_thread(self._find_damage, rows)
-        unended = [row.uid for row in rows if row.uid not in self.damaged]
-        await self._record_deaths([uid for uid in unended if self._history(uid).at_work])
-        identities: list[ProcessIdentity] = []
-        marks: list[int] = []
-        for data in (each for row in rows for each in journal.readable(row, "conductor.started")):
-            with suppress(*UNREADABLE):  # a damaged run: as much as can be read
-                identity, mark = _identity(data)
-                identities += [identity] if identity is not None else []
-                marks += [mark] if mark is not None else []
+        identities, marks = await asyncio.to_thread(self._read_all)
+        await self._record_deaths([uid for uid, record in self._records.items() if record.past.at_work])
         dead, self.survivors = await asyncio.to_thread(
             leftovers.kill_leftovers, self._instance, identities, marks
         )
@@ -99,11 +108,14 @@ class Recovery:
     async def assignments(self, runs_folder: Path) -> list[Assignment]:
         """The runs to queue, in the order of submission; runs that were in work only if there are no survivors."""
         await asyncio.to_thread(resume.finish_interrupted, self._journal, runs_folder)
-        rows = [row for row in self._journal.unended() if row.uid not in self.damaged]
+        records = list(self._records.values())
         if self.survivors:
             pids = ", ".join(map(str, self.survivors))
-            self.held |= {row.uid: f"the exit of pid {pids}" for row in rows if row.started_at is not None}
-        return await self._assignments_of([row for row in rows if row.uid not in self.held], runs_folder)
+            begun = [record.row.uid for record in records if record.row.started_at is not None]
+            self.held |= dict.fromkeys(begun, f"the exit of pid {pids}")
+        return await self._assignments_of(
+            [record for record in records if record.row.uid not in self.held], runs_folder
+        )
 
     async def held_assignments(self, runs_folder: Path) -> list[Assignment]:
         """The runs that were held; returns when every survivor is dead."""
@@ -114,41 +126,62 @@ class Recovery:
             for process in self.survivors:
                 os.close(process.handle)
         log.info("process.left_over", killed=[str(process) for process in self.survivors])
-        rows = [row for row in self._journal.unended() if row.uid in self.held]
-        taken = await self._assignments_of(rows, runs_folder)
+        lines = await self._journal.read(lambda: self._journal.lines(list(self.held)))
+        unended = {line.uid for line in lines if line.ended_at is None}
+        records = [record for uid, record in self._records.items() if uid in unended]
+        taken = await self._assignments_of(records, runs_folder)
         self.held.clear()
         return taken
 
-    def _find_damage(self, rows: list[RunRow]) -> dict[str, str]:
-        """The damage of each damaged run. Blocks."""
-        damaged = {row.uid: found for row in rows if (found := self._damage_of(row))}
-        for uid, found in damaged.items():
-            log.error("run.damaged", run=uid, reason=found)
-        return damaged
+    def _read_all(self) -> tuple[list[ProcessIdentity], list[int]]:
+        """Reads the records, and finds the damaged ones; returns the identities and marks of all conductors. Blocks."""
+        started: list[tuple[ProcessIdentity | None, int | None]] = []
+        for row in self._journal.unended():
+            try:
+                self._records[row.uid] = record = self._read(row)
+                started += record.started
+            except RecordDamaged as error:
+                self.damaged[row.uid] = f"{error.place}: {error.what}"
+            except RunFileError as error:
+                faults = "; ".join(f"{fault.path}: {fault.message}" for fault in error.faults)
+                self.damaged[row.uid] = f"its run file is of another version: {faults}"
+            except UNREADABLE as error:
+                self.damaged[row.uid] = f"its record makes no sense: {type(error).__name__}: {error}"
+            if row.uid in self.damaged:
+                log.error("run.damaged", run=row.uid, reason=self.damaged[row.uid])
+                for data in self._journal.readable(row, "conductor.started"):
+                    with suppress(*UNREADABLE):  # as much as can be read
+                        started.append(_identity(data))
+        identities = [identity for identity, _ in started if identity is not None]
+        return identities, [mark for _, mark in started if mark is not None]
 
-    def _damage_of(self, row: RunRow) -> str:
-        """Reads everything of the run that recovery needs; returns the damage, or ""."""
+    def _read(self, row: RunRow) -> _Record:
+        """Raises RecordDamaged, RunFileError, and those of `UNREADABLE`. Blocks."""
         if row.damage:
-            return row.damage
-        journal, uid = self._journal, row.uid
-        try:
-            phases = len(row.spec.get("phases", ()))
-            journal.require_sound(uid, phases=phases)
-            self._history(uid)
-            for event in journal.events_of(uid, ("conductor.started",)):
-                _identity(event.data)
-            _decided(journal, row)
-            _first_unfinished_phase(journal, uid, phases=phases)
-            _last_incarnations(journal, uid)
-            Assignment.of(row)
-        except RunFileError as error:
-            faults = "; ".join(f"{fault.path}: {fault.message}" for fault in error.faults)
-            return f"its run file is of another version: {faults}"
-        except RecordDamaged as error:
-            return f"{error.place}: {error.what}"
-        except UNREADABLE as error:
-            return f"its record makes no sense: {type(error).__name__}: {error}"
-        return ""
+            raise RecordDamaged(row.uid, *row.damage.split(": ", 1))
+        phases = len(row.spec.get("phases", ()))
+        self._journal.require_sound(row.uid, phases=phases)
+        events = self._journal.events_of(row.uid, KINDS)
+        started = [event.data for event in events if event.kind == "conductor.started"]
+        assignment = Assignment.of(row)
+        return _Record(
+            row=row,
+            assignment=replace(
+                assignment,
+                first_phase=_first_unfinished_phase(events, phases=phases),
+                incarnations=_last_incarnations(started),
+            ),
+            past=self._past(assignment, events),
+            started=tuple(map(_identity, started)),
+            end=_decided(row, events),
+        )
+
+    def _past(self, assignment: Assignment, events: list[RunEvent]) -> History:
+        # With `restart` all work is repeated, so its new records are not progress.
+        has_died = any(event.kind == "run.interrupted" and event.data.get("died") for event in events)
+        counts = has_died and assignment.run.resume != "restart"
+        last_record = self._journal.last_event(assignment.uid, *RECORD_OF) if counts else 0
+        return history.read((each for each in events if each.kind in history.KINDS), last_record=last_record)
 
     async def _record_deaths(self, uids: list[str]) -> None:
         """Records `run.interrupted` for runs that were in work when the daemon ended without recording it."""
@@ -164,44 +197,41 @@ class Recovery:
             await self._journal.write(change)
         for uid in uids:
             log.warning("run.interrupted", run=uid, reason=data["reason"])
+            self._records[uid] = await self._journal.read(partial(self._interrupted, self._records[uid]))
 
-    async def _assignments_of(self, rows: list[RunRow], runs_folder: Path) -> list[Assignment]:
+    def _interrupted(self, record: _Record) -> _Record:
+        events = self._journal.events_of(record.row.uid, KINDS)
+        return replace(record, past=self._past(record.assignment, events))
+
+    async def _assignments_of(self, records: list[_Record], runs_folder: Path) -> list[Assignment]:
         """A run that was being finalized gets the end that was decided."""
-        journal = self._journal
         found: list[Assignment] = []
-        for row in rows:
-            assignment = Assignment.of(row)
-            run, folder = assignment.run, runs_folder / row.uid
-            # With `restart` all work is repeated, so its new records are not progress.
-            last_record = 0 if run.resume == "restart" else journal.last_event(row.uid, *RECORD_OF)
-            past = self._history(row.uid, last_record=last_record)
-            await asyncio.to_thread(_remove_half_written, folder)
-            end = _decided(journal, row) or _verdict(run, past)
+        await asyncio.to_thread(_remove_half_written, [runs_folder / record.row.uid for record in records])
+        for record in records:
+            row, assignment, past = record.row, record.assignment, record.past
+            run, folder, phase = assignment.run, runs_folder / row.uid, assignment.first_phase
+            end = record.end or _verdict(run, past)
             if end is not None:
                 outcome, reason = end
                 await record_result(
-                    journal, assignment, outcome=outcome, reason=reason, folder=folder, ended_by="recovery"
+                    self._journal,
+                    assignment,
+                    outcome=outcome,
+                    reason=reason,
+                    folder=folder,
+                    ended_by="recovery",
                 )
                 log.info("run.closed", run=row.uid, outcome=outcome, reason=reason)
                 continue
             if run.resume == "restart" and row.started_at is not None:
-                await _begin_anew(journal, row.uid, past, folder=folder)
-            phase = _first_unfinished_phase(journal, row.uid, phases=len(run.phases))
+                await _begin_anew(self._journal, row.uid, past, folder=folder)
+                phase = 0 if past.begun else phase
             if row.started_at is not None:
                 log.info("run.continued", run=row.uid, phase=phase, worked=past.worked)
             found.append(
-                replace(
-                    assignment,
-                    first_phase=phase,
-                    worked=past.worked,
-                    restarts_used=past.restarts,
-                    incarnations=_last_incarnations(journal, row.uid),
-                )
+                replace(assignment, first_phase=phase, worked=past.worked, restarts_used=past.restarts)
             )
         return found
-
-    def _history(self, uid: str, *, last_record: int = 0) -> History:
-        return history.read(self._journal.events_of(uid, history.KINDS), last_record=last_record)
 
 
 def _identity(started: dict[str, Any]) -> tuple[ProcessIdentity | None, int | None]:
@@ -223,12 +253,12 @@ def _verdict(run: Run, past: History) -> _End | None:
     return None
 
 
-def _decided(journal: Journal, row: RunRow) -> _End | None:
+def _decided(row: RunRow, events: list[RunEvent]) -> _End | None:
     """The end of a run that was being finalized when the daemon ended."""
     if row.outcome is not None:
         return row.outcome, row.reason
-    transitions = journal.events_of(row.uid, ("run.transition",))
-    last = next((event.data for event in reversed(transitions) if event.data["to"] == "finalizing"), None)
+    transitions = (event.data for event in reversed(events) if event.kind == "run.transition")
+    last = next((data for data in transitions if data["to"] == "finalizing"), None)
     return None if last is None else (last["outcome"], last["reason"])
 
 
@@ -241,24 +271,29 @@ async def _begin_anew(journal: Journal, uid: str, past: History, *, folder: Path
     await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
-def _first_unfinished_phase(journal: Journal, uid: str, *, phases: int) -> int:
+def _first_unfinished_phase(events: list[RunEvent], *, phases: int) -> int:
     """The phase to continue with. If all have ended, the last one, whose end is on record."""
-    ended = {event.data["index"] for event in journal.standing_events_of(uid, ("phase.ended",))}
+    restarted = max((event.seq for event in events if event.kind == "run.restarted"), default=0)
+    standing = (event for event in events if event.kind == "phase.ended" and event.seq > restarted)
+    ended = {event.data["index"] for event in standing}
     return next((index for index in range(phases) if index not in ended), phases - 1)
 
 
-def _last_incarnations(journal: Journal, uid: str) -> tuple[tuple[str, int], ...]:
+def _last_incarnations(started: list[dict[str, Any]]) -> tuple[tuple[str, int], ...]:
     """The last incarnation of each conductor: numbers are not used twice in a run."""
     last: dict[str, int] = {}
-    for event in journal.events_of(uid, ("conductor.started",)):
-        conductor, incarnation = event.data["conductor"], event.data["incarnation"]
+    for data in started:
+        conductor, incarnation = data["conductor"], data["incarnation"]
         last[conductor] = max(incarnation, last.get(conductor, 0))
     return tuple(sorted(last.items()))
 
 
-def _remove_half_written(folder: Path) -> None:
-    """Removes our files that never got their final name. Files that user code put into the folder stay. Blocks."""
-    (folder / "result.json.part").unlink(missing_ok=True)
-    for name in resume.WRITTEN_WHOLE:
-        for path in (folder / name).rglob("*.part"):
-            path.unlink(missing_ok=True)
+def _remove_half_written(folders: list[Path]) -> None:
+    """Removes our files that never got their final name. Files that user code put into the folders stay. Blocks."""
+    for folder in folders:
+        if not folder.exists():  # it was never in work
+            continue
+        (folder / "result.json.part").unlink(missing_ok=True)
+        for name in resume.WRITTEN_WHOLE:
+            for path in (folder / name).rglob("*.part"):
+                path.unlink(missing_ok=True)

@@ -13,6 +13,7 @@ import pytest
 from governor.daemon import heartbeat
 from governor.daemon.recovery import DEATHS, Recovery
 from governor.journal.journal import Journal
+from governor.journal.readers import Readers
 from governor.messages import EpisodeRecord, TaskRecord
 from governor.processes import kill_tree
 from governor.processes.identity import ProcessIdentity, boot_id
@@ -373,3 +374,27 @@ async def test_a_large_result_of_a_run_that_was_being_finalized_is_in_a_file(jou
     assert await start(journal, tmp_path) == []
     assert journal.result_file("r1") == "result.failed.msgpack"
     assert len(whole_result(journal, "r1", tmp_path / "runs" / "r1").phases[0].tasks) == 2000
+
+
+async def test_a_start_reads_each_run_that_has_not_ended_once_and_none_that_has(
+    journal, tmp_path, monkeypatch
+):
+    """Counted in questions to the journal."""
+    asked = []
+    rows = Readers.rows
+    monkeypatch.setattr(Readers, "rows", lambda self, *asking: asked.append(asking) or rows(self, *asking))
+
+    async def questions(*, ended, queued):
+        for number in range(ended):
+            uid = f"ended {len(asked)} {number}"
+            await submit(journal, uid)
+            await journal.write(lambda tx, uid=uid: tx.ended(uid))
+        for number in range(queued):
+            await submit(journal, f"queued {len(asked)} {number}")
+        asked.clear()
+        await start(journal, tmp_path)
+        return len(asked)
+
+    alone = await questions(ended=0, queued=0)
+    assert await questions(ended=20, queued=0) == alone
+    assert await questions(ended=0, queued=20) <= alone + 20 * 6

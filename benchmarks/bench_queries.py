@@ -1,0 +1,262 @@
+"""A daemon with 10,000 ended and 1,500 queued runs: its start, `status`, `list`, and how long its event loop is blocked at most.
+
+The journal is filled by its own writers. What a question costs the loop is the growth of `StatusReport.loop.busy` over it.
+`python benchmarks/bench_queries.py` takes about 35 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from instance import HERE, Instance
+from rows import Row, p50, spread, table
+
+from governor.daemon.api import new_uid
+from governor.journal.journal import Journal
+from governor.messages import EpisodeRecord, PhaseResult, RunResult, TaskRecord
+from governor.run_file.load import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from pathlib import Path
+
+    from governor.journal.tables import Transaction
+
+ENDED = 10_000
+QUEUED = 1_500
+EPISODES = 40
+TASKS = 20
+BATCH = 250
+"""Runs that are filled in at once."""
+REPEAT = 30
+PRUNED = 300
+SHOWN = 100
+METRICS = {
+    f"{name}_{of}": 0.5 * number
+    for number, name in enumerate(("return", "steps"))
+    for of in ("mean", "std", "min", "max")
+}
+CONDUCTORS = ("environment.world", "agent.walker", "simulation", "tasks")
+
+
+def _run(world: str) -> dict[str, Any]:
+    return {
+        "name": "sweep",
+        "conductors": {
+            "environments": {"world": {"entry": f"step_world:{world}"}},
+            "agents": {"walker": {"entry": "step_agent:TrivialAgent"}},
+        },
+        "phases": [
+            {
+                "name": "train",
+                "simulate": {
+                    "environment": "world",
+                    "agents": ["walker"],
+                    "episodes": EPISODES,
+                    "max_steps": 100_000,
+                },
+            },
+            {
+                "name": "analyse",
+                "tasks": [
+                    {
+                        "id": f"fit-{task}",
+                        "call": "step_tasks:wait",
+                        "args": {"rate": 0.1 * task, "fold": task},
+                    }
+                    for task in range(TASKS)
+                ],
+            },
+        ],
+        "limits": {"wall_clock": "1h"},
+    }
+
+
+def _tasks() -> list[TaskRecord]:
+    return [
+        TaskRecord(
+            task=f"fit-{task}",
+            run=0,
+            outcome="succeeded",
+            attempts=1,
+            seconds=0.1,
+            value=[0.1 * task] * 8,
+            metrics=METRICS,
+        )
+        for task in range(TASKS)
+    ]
+
+
+def _end(transaction: Transaction, uid: str, folder: Path) -> None:
+    """What a run that finishes leaves on record."""
+    transaction.started(uid)
+    transaction.event(uid, "run.assigned", {"at": 1.0})
+    for conductor in CONDUCTORS:
+        transaction.event(uid, "conductor.started", {"conductor": conductor, "incarnation": 1, "at": 1.0})
+        transaction.event(uid, "conductor.ready", {"conductor": conductor, "incarnation": 1, "at": 2.0})
+    episodes = [
+        EpisodeRecord(
+            index=index, worker=0, seed=index, outcome="truncated", value=0.5, steps=100, seconds=0.1
+        )
+        for index in range(EPISODES)
+    ]
+    tasks = _tasks()
+    transaction.event(uid, "phase.started", {"phase": "train", "index": 0})
+    transaction.episodes(uid, 0, episodes)
+    transaction.event(
+        uid, "phase.ended", {"phase": "train", "index": 0, "end": "max_episodes", "metrics": METRICS}
+    )
+    transaction.event(uid, "phase.started", {"phase": "analyse", "index": 1})
+    transaction.tasks(uid, 1, tasks)
+    transaction.event(uid, "phase.ended", {"phase": "analyse", "index": 1, "end": "tasks_done"})
+    transaction.event(uid, "run.ended", {"outcome": "finished", "reason": ""})
+    phases = (
+        PhaseResult(
+            name="train", mode="train", end="max_episodes", episodes={"truncated": EPISODES}, metrics=METRICS
+        ),
+        PhaseResult(name="analyse", mode="train", end="tasks_done", tasks=tuple(tasks)),
+    )
+    result = RunResult(
+        uid=uid,
+        name=uid,
+        outcome="finished",
+        reason="",
+        submitted_at=1.0,
+        started_at=1.0,
+        ended_at=9.0,
+        phases=phases,
+        folder=str(folder),
+        seconds=8.0,
+    )
+    transaction.outcome(result)
+    transaction.ended(uid)
+
+
+async def fill(state: Path, *, ended: int = ENDED, queued: int = QUEUED) -> None:
+    """A journal and the folders of runs. The first queued run stays in work for as long as it is let."""
+    journal = Journal(state / "governor.db")
+    specs = {world: parse(_run(world), "run").raw() for world in ("Endless", "Waiting")}
+    runs = [(number, number < ended) for number in range(ended + queued)]
+    for start in range(0, len(runs), BATCH):
+
+        def change(
+            transaction: Transaction, some: Sequence[tuple[int, bool]] = runs[start : start + BATCH]
+        ) -> None:
+            for number, is_ended in some:
+                uid = new_uid()
+                spec = {
+                    **specs["Waiting" if number == ended else "Endless"],
+                    "name": f"sweep-{number}",
+                    "seed": number,
+                }
+                transaction.submit(
+                    uid=uid, key=uid, name=spec["name"], spec=spec, folder=str(HERE), digest=b"d" * 16
+                )
+                if is_ended:
+                    _end(transaction, uid, state / "runs" / uid)
+                    (state / "runs" / uid).mkdir(parents=True)
+                    (state / "runs" / uid / "run.json").write_text("{}")
+
+        await journal.write(change)
+    await journal.close()
+
+
+class _Asked:
+    """Seconds of each answer, from outside, and of the event loop."""
+
+    def __init__(self) -> None:
+        self.outside: list[float] = []
+        self.loop: list[float] = []
+
+
+async def _ask(instance: Instance, question: Callable[[], Awaitable[Any]] | None, own: float = 0.0) -> _Asked:
+    """`own`: what the `status` costs that reads the loop's time; None asks for that alone."""
+    asked = _Asked()
+    before = await _busy(instance)
+    for _ in range(REPEAT):
+        begun = perf_counter()
+        if question is not None:
+            await question()
+            asked.outside.append(1000 * (perf_counter() - begun))
+        after = await _busy(instance)
+        if question is None:
+            asked.outside.append(1000 * (perf_counter() - begun))
+        asked.loop.append(1000 * (after - before) - own)
+        before = after
+    return asked
+
+
+async def _busy(instance: Instance) -> float:
+    loop = (await instance.executor.status()).loop
+    assert loop is not None
+    return loop.busy
+
+
+def _row(what: str, asked: _Asked, at_most: float) -> Row:
+    return Row(
+        what=f"{what}: event loop",
+        figure=p50(asked.loop),
+        unit="ms",
+        at_most=at_most,
+        note=f"{spread(asked.loop, 'ms')}; from outside {p50(asked.outside):.1f} ms",
+    )
+
+
+async def _measure() -> list[Row]:
+    async with Instance() as empty:
+        bare = empty.ready_seconds
+    filled = perf_counter()
+    async with Instance("--queue-limit", "10000", prepare=fill) as instance:
+        filled = perf_counter() - filled - instance.ready_seconds
+        executor = instance.executor
+        check = next(entry for entry in instance.logged if entry["event"] == "journal.checked")
+        status = await _ask(instance, None)
+        listed = await _ask(instance, lambda: executor.list(SHOWN), own=p50(status.loop))
+        page = await executor.list(10_000)
+        assert len(page.runs) == 10_000
+        assert page.more
+        last = page.runs[0].uid
+        explained = await _ask(instance, lambda: executor.explain(last), own=p50(status.loop))
+        watched = await _ask(instance, lambda: _events(instance, page.runs[-1].uid), own=p50(status.loop))
+        pruned = await executor.prune(keep_runs=ENDED - PRUNED)
+        assert len(pruned.uids) == PRUNED
+        report = await executor.status()
+        assert report.loop is not None
+        assert report.counts is not None
+        return [
+            Row(
+                what="start, besides the check of the journal's file",
+                figure=instance.ready_seconds - check["seconds"],
+                unit="s",
+                at_most=2.0,
+                note=f"the check: {check['seconds']:.2f} s for {check['bytes'] / 1e6:.0f} MB; a daemon without runs "
+                f"starts in {bare:.2f} s; filled in {filled:.0f} s",
+            ),
+            _row(f"`status`, {report.counts.queued:,} queued", status, 5.0),
+            _row(f"`list` of {SHOWN}", listed, 3.0),
+            _row("`explain` of the last one queued", explained, 5.0),
+            _row(
+                f"`watch` of {len(await _events(instance, page.runs[-1].uid))} events on record", watched, 5.0
+            ),
+            Row(
+                what="longest block of the event loop",
+                figure=1000 * (await executor.status()).loop.longest,  # type: ignore[union-attr]
+                unit="ms",
+                at_most=50.0,
+                note=f"meanwhile all of these, a list of 10,000, and a prune of {PRUNED} runs",
+            ),
+        ]
+
+
+async def _events(instance: Instance, uid: str) -> list[Any]:
+    return [event async for event in instance.executor.watch(uid, follow=False)]
+
+
+def measure() -> list[Row]:
+    return asyncio.run(_measure())
+
+
+if __name__ == "__main__":
+    print(table(measure()))
