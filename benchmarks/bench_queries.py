@@ -7,10 +7,13 @@ The journal is filled by its own writers. What a question costs the loop is the 
 from __future__ import annotations
 
 import asyncio
+import tempfile
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from instance import HERE, Instance
+from process_tree import memory
 from rows import Row, p50, spread, table
 
 from governor.daemon.api import new_uid
@@ -20,7 +23,6 @@ from governor.run_file.load import parse
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
-    from pathlib import Path
 
     from governor.journal.tables import Transaction
 
@@ -204,14 +206,15 @@ def _row(what: str, asked: _Asked, at_most: float) -> Row:
     )
 
 
-async def _measure() -> list[Row]:
+async def _measure(folder: Path) -> list[Row]:
     async with Instance() as empty:
-        bare = empty.ready_seconds
-    filled = perf_counter()
-    async with Instance("--queue-limit", "10000", prepare=fill) as instance:
-        filled = perf_counter() - filled - instance.ready_seconds
-        executor = instance.executor
-        check = next(entry for entry in instance.logged if entry["event"] == "journal.checked")
+        bare, bare_rss = empty.seconds_to_ready, memory(empty.daemon_pid).rss
+    begun = perf_counter()
+    await fill(folder / "s")
+    filled = perf_counter() - begun
+    async with Instance("--queue-limit", "10000", folder=folder) as instance:
+        executor, rss = instance.executor, memory(instance.daemon_pid).rss
+        check = instance.said["journal.checked"]
         status = await _ask(instance, None)
         listed = await _ask(instance, lambda: executor.list(SHOWN), own=p50(status.loop))
         page = await executor.list(10_000)
@@ -228,7 +231,7 @@ async def _measure() -> list[Row]:
         return [
             Row(
                 what="start, besides the check of the journal's file",
-                figure=instance.ready_seconds - check["seconds"],
+                figure=instance.seconds_to_ready - check["seconds"],
                 unit="s",
                 at_most=2.0,
                 note=f"the check: {check['seconds']:.2f} s for {check['bytes'] / 1e6:.0f} MB; a daemon without runs "
@@ -239,6 +242,13 @@ async def _measure() -> list[Row]:
             _row("`explain` of the last one queued", explained, 5.0),
             _row(
                 f"`watch` of {len(await _events(instance, page.runs[-1].uid))} events on record", watched, 5.0
+            ),
+            Row(
+                what="RSS of the daemon when ready",
+                figure=rss,
+                unit="MB",
+                at_most=100.0,
+                note=f"of the one without runs {bare_rss:.0f} MB",
             ),
             Row(
                 what="longest block of the event loop",
@@ -255,7 +265,9 @@ async def _events(instance: Instance, uid: str) -> list[Any]:
 
 
 def measure() -> list[Row]:
-    return asyncio.run(_measure())
+    with tempfile.TemporaryDirectory(prefix="gb-", ignore_cleanup_errors=True) as name:
+        (Path(name) / "s").mkdir(mode=0o700)
+        return asyncio.run(_measure(Path(name)))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from governor import logs
+from governor.daemon.damage import UNREADABLE, damage_in
 from governor.daemon.queries import RunQueries
 from governor.errors import (
     AlreadyEnded,
@@ -52,7 +53,7 @@ from governor.messages import (
 from governor.messages.chunking import chunks, slices
 from governor.run_file.load import digest, parse
 from governor.runs import resume
-from governor.runs.assignment import Assignment
+from governor.runs.assignment import Assignment, Waiting
 from governor.runs.result import record_result, result_of_damaged, whole_result
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class DaemonApi:
             recorded = await self._journal.write(change)
         if recorded != uid:
             await self._find_known(asked.key, this)
-        return self._accepted(Assignment(uid=uid, run=run, folder=asked.folder), recorded, key=asked.key)
+        return self._accepted(Waiting(uid=uid), recorded, name=run.name, key=asked.key)
 
     async def _resume(self, asked: Resume) -> Submitted:
         row = await self._journal.read(partial(self._queries.find_sound, asked.uid))
@@ -169,8 +170,8 @@ class DaemonApi:
 
         with self._daemon.queue.place():
             recorded = await self._record_with_files(uid, change, kept)
-        assignment = Assignment(uid=uid, run=run, folder=row.folder, first_phase=kept.first_phase)
-        return self._accepted(assignment, recorded, key=asked.key, parent=row.uid)
+        waiting = Waiting(uid=uid, first_phase=kept.first_phase)
+        return self._accepted(waiting, recorded, name=run.name, key=asked.key, parent=row.uid)
 
     async def _record_with_files(self, uid: str, change: Callable[[Transaction], str], kept: KeptWork) -> str:
         """Writes to the journal; the recorded run has the files of the old one."""
@@ -219,12 +220,12 @@ class DaemonApi:
             raise GoingDown("the daemon is shutting down and accepts no more runs")
         return None
 
-    def _accepted(self, assignment: Assignment, recorded: str, **about: object) -> Submitted:
+    def _accepted(self, run: Waiting, recorded: str, **about: object) -> Submitted:
         """Queues the run, unless its key was used at the same time for the `recorded` one."""
-        known = recorded != assignment.uid
+        known = recorded != run.uid
         if not known:
-            log.info("run.accepted", run=recorded, name=assignment.run.name, **about)
-            self._daemon.queue.append(assignment)
+            log.info("run.accepted", run=recorded, **about)
+            self._daemon.queue.append(run)
             self._daemon.dispatch()
         return Submitted(uid=recorded, known=known)
 
@@ -268,11 +269,11 @@ class DaemonApi:
         reason = asked.reason or "aborted by request"
         if (governor := self._queries.governor_of(row.uid)) is not None:
             await governor.abort(row.uid, reason)
-        elif (assignment := self._daemon.queue.remove(row.uid)) is not None:
+        elif (waiting := self._daemon.queue.remove(row.uid)) is not None:
             try:
-                await self._end_queued(assignment, row, reason, damage)
+                await self._end_queued(waiting, row, reason, damage)
             except BaseException:
-                self._daemon.queue.put_back(assignment)
+                self._daemon.queue.put_back(waiting)
                 self._daemon.dispatch()  # a slot may have become free meanwhile
                 raise
         elif row.uid in self._daemon.damaged:
@@ -289,19 +290,18 @@ class DaemonApi:
             raise AlreadyEnded(row.uid, row.outcome or f"with an outcome that can't be read ({damage})")
         return damage
 
-    async def _end_queued(self, assignment: Assignment, row: RunRow, reason: str, damage: str) -> None:
+    async def _end_queued(self, waiting: Waiting, row: RunRow, reason: str, damage: str) -> None:
         """Its result has the work of earlier invocations of the daemon, and of the run that it resumes."""
         folder = self._context.run_folder(row.uid)
         try:
             if not damage:
+                assignment = await asyncio.to_thread(Assignment.of, row, waiting)
                 await record_result(
                     self._journal, assignment, outcome="aborted", reason=reason, folder=folder, ended_by=BY
                 )
                 log.info("run.ended", run=row.uid, outcome="aborted", reason=reason)
-        except RecordDamaged as error:
-            damage = f"{error.place}: {error.what}"
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            damage = f"{type(error).__name__}: {error}"
+        except UNREADABLE as error:
+            damage = damage_in(error)
         except OSError as error:
             raise TryAgain(f"the result of run {row.uid} can't be written: {error}") from error
         if damage:

@@ -25,7 +25,7 @@ from governor.daemon.background import Background
 from governor.daemon.broker_supervisor import BrokerProcess, access_of, wait_until_answering
 from governor.daemon.ray_supervisor import RayService
 from governor.daemon.recovery import Recovery
-from governor.daemon.run_queue import RunQueue
+from governor.daemon.run_queue import RunQueue, take
 from governor.errors import (
     ConfigError,
     ExitCode,
@@ -98,6 +98,7 @@ class Daemon:
         self.held: Mapping[str, str] = {}
         self.damaged: dict[str, str] = {}
         self.is_stopping = False
+        self._journal: Journal
         self._pruner: Pruner
 
     def dispatch(self) -> None:
@@ -154,8 +155,8 @@ class Daemon:
                 )
                 for number in range(config.slots)
             ]
-            for assignment in await recovery.assignments(context.runs_folder):
-                self.queue.append(assignment)
+            for run in await recovery.assignments(context.runs_folder):
+                self.queue.append(run)
             if recovery.survivors:
                 background.spawn(self._assign_held(recovery, context), "recovery")
             slots = [
@@ -163,6 +164,7 @@ class Daemon:
             ]
             background.spawn(self._dispatch_all(), "dispatch")
             background.spawn(context.files.run(), "file_watch")
+            self._journal = journal
             self._pruner = Pruner(context.journal, context.runs_folder)
             background.spawn(self._pruner.serve(lambda: self._retention), "prune")
             api = DaemonApi(daemon=self, context=context)
@@ -188,8 +190,8 @@ class Daemon:
                 await self._shut_down(slots, context)
 
     async def _assign_held(self, recovery: Recovery, context: RunContext) -> None:
-        for assignment in await recovery.held_assignments(context.runs_folder):
-            self.queue.append(assignment)
+        for run in await recovery.held_assignments(context.runs_folder):
+            self.queue.append(run)
         self.dispatch()
 
     async def _open_journal(self, stack: AsyncExitStack) -> Journal:
@@ -274,7 +276,10 @@ class Daemon:
             await self._wake.wait()
             self._wake.clear()
             for governor in self.governors:
-                if not self.is_stopping and governor.is_free and (assignment := self.queue.pop()) is not None:
+                if self.is_stopping or not governor.is_free:
+                    continue
+                assignment = await take(self.queue, self._journal, damaged=self.damaged)
+                if assignment is not None:
                     await self._assign(governor, assignment)
 
     async def _assign(self, governor: RunGovernor, assignment: Assignment) -> None:

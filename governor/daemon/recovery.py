@@ -20,14 +20,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import msgspec
 
 from governor import logs
+from governor.daemon.damage import UNREADABLE, damage_in
 from governor.daemon.heartbeat import DaemonHeartbeat
-from governor.errors import RecordDamaged, RunFileError
+from governor.errors import RecordDamaged
 from governor.journal.tables import RECORD_OF
 from governor.processes import leftovers
 from governor.processes.identity import ProcessIdentity
 from governor.processes.readiness import readable
 from governor.runs import history, resume
-from governor.runs.assignment import Assignment
+from governor.runs.assignment import Assignment, Waiting
 from governor.runs.result import record_result
 from governor.tasks.cluster import head
 
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from governor.journal.runs_table import RunRow
     from governor.journal.tables import Transaction
     from governor.messages import RunEvent, RunOutcome
-    from governor.run_file.model import Run
     from governor.runs.history import History
 
 DEATHS: Final = 5
@@ -47,8 +47,6 @@ keep the daemon from running.
 """
 LARGEST_PID: Final = 2**22
 """The largest pid on Linux."""
-UNREADABLE: Final = (LookupError, TypeError, ValueError, AttributeError, msgspec.MsgspecError)
-"""Errors from reading values that were not written by the daemon."""
 KINDS: Final = (*history.KINDS, "run.transition", "phase.ended")
 """The events that are read of each run."""
 NOT_ON_RECORD: Final = "the daemon shut down in order, but could not record it"
@@ -64,12 +62,13 @@ _End: TypeAlias = "tuple[RunOutcome, str]"
 class _Record:
     """What is on record about a run that has not ended. It is read once, whole: a start takes its time from each of them.
 
-    `assignment` as of its first start; `started`: identity and mark of each conductor; `end`: of a run that was being
-    finalized.
+    `is_begun`: it was in work once; `started`: identity and mark of each conductor; `end`: of a run that was being
+    finalized. The run file itself is not kept: there may be many.
     """
 
-    row: RunRow
-    assignment: Assignment
+    run: Waiting
+    resume: str
+    is_begun: bool
     past: History
     started: tuple[tuple[ProcessIdentity | None, int | None], ...]
     end: _End | None
@@ -105,19 +104,16 @@ class Recovery:
             log.error("process.survives", pid=process.pid, command=process.command)
         await asyncio.to_thread(head.remove_left_over, self._instance)
 
-    async def assignments(self, runs_folder: Path) -> list[Assignment]:
+    async def assignments(self, runs_folder: Path) -> list[Waiting]:
         """The runs to queue, in the order of submission; runs that were in work only if there are no survivors."""
         await asyncio.to_thread(resume.finish_interrupted, self._journal, runs_folder)
-        records = list(self._records.values())
         if self.survivors:
             pids = ", ".join(map(str, self.survivors))
-            begun = [record.row.uid for record in records if record.row.started_at is not None]
+            begun = [uid for uid, record in self._records.items() if record.is_begun]
             self.held |= dict.fromkeys(begun, f"the exit of pid {pids}")
-        return await self._assignments_of(
-            [record for record in records if record.row.uid not in self.held], runs_folder
-        )
+        return await self._to_queue([uid for uid in self._records if uid not in self.held], runs_folder)
 
-    async def held_assignments(self, runs_folder: Path) -> list[Assignment]:
+    async def held_assignments(self, runs_folder: Path) -> list[Waiting]:
         """The runs that were held; returns when every survivor is dead."""
         try:
             for process in self.survivors:
@@ -128,8 +124,7 @@ class Recovery:
         log.info("process.left_over", killed=[str(process) for process in self.survivors])
         lines = await self._journal.read(lambda: self._journal.lines(list(self.held)))
         unended = {line.uid for line in lines if line.ended_at is None}
-        records = [record for uid, record in self._records.items() if uid in unended]
-        taken = await self._assignments_of(records, runs_folder)
+        taken = await self._to_queue([uid for uid in self._records if uid in unended], runs_folder)
         self.held.clear()
         return taken
 
@@ -140,15 +135,9 @@ class Recovery:
             try:
                 self._records[row.uid] = record = self._read(row)
                 started += record.started
-            except RecordDamaged as error:
-                self.damaged[row.uid] = f"{error.place}: {error.what}"
-            except RunFileError as error:
-                faults = "; ".join(f"{fault.path}: {fault.message}" for fault in error.faults)
-                self.damaged[row.uid] = f"its run file is of another version: {faults}"
             except UNREADABLE as error:
-                self.damaged[row.uid] = f"its record makes no sense: {type(error).__name__}: {error}"
-            if row.uid in self.damaged:
-                log.error("run.damaged", run=row.uid, reason=self.damaged[row.uid])
+                self.damaged[row.uid] = damage_in(error)
+                log.error("run.damaged", run=row.uid, reason=self.damaged[row.uid])  # noqa: TRY400  # the reason is complete
                 for data in self._journal.readable(row, "conductor.started"):
                     with suppress(*UNREADABLE):  # as much as can be read
                         started.append(_identity(data))
@@ -156,31 +145,32 @@ class Recovery:
         return identities, [mark for _, mark in started if mark is not None]
 
     def _read(self, row: RunRow) -> _Record:
-        """Raises RecordDamaged, RunFileError, and those of `UNREADABLE`. Blocks."""
+        """Raises one of `UNREADABLE`. Blocks."""
         if row.damage:
             raise RecordDamaged(row.uid, *row.damage.split(": ", 1))
         phases = len(row.spec.get("phases", ()))
         self._journal.require_sound(row.uid, phases=phases)
         events = self._journal.events_of(row.uid, KINDS)
         started = [event.data for event in events if event.kind == "conductor.started"]
-        assignment = Assignment.of(row)
+        waiting = Waiting(
+            uid=row.uid,
+            first_phase=_first_unfinished_phase(events, phases=phases),
+            incarnations=_last_incarnations(started),
+        )
+        how = Assignment.of(row, waiting).run.resume
         return _Record(
-            row=row,
-            assignment=replace(
-                assignment,
-                first_phase=_first_unfinished_phase(events, phases=phases),
-                incarnations=_last_incarnations(started),
-            ),
-            past=self._past(assignment, events),
+            run=waiting,
+            resume=how,
+            is_begun=row.started_at is not None,
+            past=self._past(row.uid, events, resume=how),
             started=tuple(map(_identity, started)),
             end=_decided(row, events),
         )
 
-    def _past(self, assignment: Assignment, events: list[RunEvent]) -> History:
+    def _past(self, uid: str, events: list[RunEvent], *, resume: str) -> History:
         # With `restart` all work is repeated, so its new records are not progress.
         has_died = any(event.kind == "run.interrupted" and event.data.get("died") for event in events)
-        counts = has_died and assignment.run.resume != "restart"
-        last_record = self._journal.last_event(assignment.uid, *RECORD_OF) if counts else 0
+        last_record = self._journal.last_event(uid, *RECORD_OF) if has_died and resume != "restart" else 0
         return history.read((each for each in events if each.kind in history.KINDS), last_record=last_record)
 
     async def _record_deaths(self, uids: list[str]) -> None:
@@ -200,38 +190,39 @@ class Recovery:
             self._records[uid] = await self._journal.read(partial(self._interrupted, self._records[uid]))
 
     def _interrupted(self, record: _Record) -> _Record:
-        events = self._journal.events_of(record.row.uid, KINDS)
-        return replace(record, past=self._past(record.assignment, events))
+        events = self._journal.events_of(record.run.uid, KINDS)
+        return replace(record, past=self._past(record.run.uid, events, resume=record.resume))
 
-    async def _assignments_of(self, records: list[_Record], runs_folder: Path) -> list[Assignment]:
+    async def _to_queue(self, uids: list[str], runs_folder: Path) -> list[Waiting]:
         """A run that was being finalized gets the end that was decided."""
-        found: list[Assignment] = []
-        await asyncio.to_thread(_remove_half_written, [runs_folder / record.row.uid for record in records])
-        for record in records:
-            row, assignment, past = record.row, record.assignment, record.past
-            run, folder, phase = assignment.run, runs_folder / row.uid, assignment.first_phase
-            end = record.end or _verdict(run, past)
-            if end is not None:
-                outcome, reason = end
-                await record_result(
-                    self._journal,
-                    assignment,
-                    outcome=outcome,
-                    reason=reason,
-                    folder=folder,
-                    ended_by="recovery",
-                )
-                log.info("run.closed", run=row.uid, outcome=outcome, reason=reason)
+        found: list[Waiting] = []
+        await asyncio.to_thread(_remove_half_written, [runs_folder / uid for uid in uids])
+        for uid in uids:
+            record = self._records.pop(uid)
+            past, folder, phase = record.past, runs_folder / uid, record.run.first_phase
+            if (end := record.end or _verdict(record.resume, past)) is not None:
+                await self._close(record, end, folder)
                 continue
-            if run.resume == "restart" and row.started_at is not None:
-                await _begin_anew(self._journal, row.uid, past, folder=folder)
+            if record.resume == "restart" and record.is_begun:
+                await _begin_anew(self._journal, uid, past, folder=folder)
                 phase = 0 if past.begun else phase
-            if row.started_at is not None:
-                log.info("run.continued", run=row.uid, phase=phase, worked=past.worked)
+            if record.is_begun:
+                log.info("run.continued", run=uid, phase=phase, worked=past.worked)
             found.append(
-                replace(assignment, first_phase=phase, worked=past.worked, restarts_used=past.restarts)
+                replace(record.run, first_phase=phase, worked=past.worked, restarts_used=past.restarts)
             )
         return found
+
+    async def _close(self, record: _Record, end: _End, folder: Path) -> None:
+        outcome, reason = end
+        row = await self._journal.read(partial(self._journal.run, record.run.uid))
+        if row is None:
+            raise LookupError(f"run {record.run.uid} is not in the journal")
+        assignment = Assignment.of(row, record.run)
+        await record_result(
+            self._journal, assignment, outcome=outcome, reason=reason, folder=folder, ended_by="recovery"
+        )
+        log.info("run.closed", run=row.uid, outcome=outcome, reason=reason)
 
 
 def _identity(started: dict[str, Any]) -> tuple[ProcessIdentity | None, int | None]:
@@ -242,12 +233,12 @@ def _identity(started: dict[str, Any]) -> tuple[ProcessIdentity | None, int | No
     return identity, int(started["mark"], 16) if "mark" in started else None
 
 
-def _verdict(run: Run, past: History) -> _End | None:
+def _verdict(resume: str, past: History) -> _End | None:
     """The end of a run that must not continue."""
     if past.deaths >= DEATHS:
         reason = f"the daemon crashed {past.deaths} times in a row with it, without a new record in between"
         return "failed", reason
-    if past.begun and run.resume == "never":
+    if past.begun and resume == "never":
         reason = "the daemon ended while it was in work, and its run file says resume: never"
         return "failed", reason
     return None

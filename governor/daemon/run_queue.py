@@ -9,21 +9,28 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from governor import logs
+from governor.daemon.damage import UNREADABLE, damage_in
 from governor.errors import TryAgain
+from governor.runs.assignment import Assignment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from governor.runs.assignment import Assignment
+    from governor.journal.journal import Journal
+    from governor.runs.assignment import Waiting
+
+log = logs.get_logger()
 
 
 class RunQueue:
     def __init__(self, *, limit: int) -> None:
         self.limit = limit
-        self._waiting: OrderedDict[str, tuple[int, Assignment]] = OrderedDict()
+        self._waiting: OrderedDict[str, tuple[int, Waiting]] = OrderedDict()
         self._first = self._next = 0
         """The numbers of the run at the front, and of the next one at the back."""
         self._gaps: list[int] = []
@@ -48,31 +55,31 @@ class RunQueue:
         finally:
             self._promised -= 1
 
-    def append(self, assignment: Assignment) -> None:
-        if assignment.uid not in self._waiting:
-            self._waiting[assignment.uid] = self._next, assignment
+    def append(self, run: Waiting) -> None:
+        if run.uid not in self._waiting:
+            self._waiting[run.uid] = self._next, run
             self._next += 1
 
-    def put_back(self, assignment: Assignment) -> None:
+    def put_back(self, run: Waiting) -> None:
         """Puts back at the front a run that was popped and could not begin."""
-        self.remove(assignment.uid)
+        self.remove(run.uid)
         self._first -= 1
-        self._waiting[assignment.uid] = self._first, assignment
-        self._waiting.move_to_end(assignment.uid, last=False)
+        self._waiting[run.uid] = self._first, run
+        self._waiting.move_to_end(run.uid, last=False)
 
-    def pop(self) -> Assignment | None:
-        """The next run, or None."""
-        return self.remove(next(iter(self._waiting))) if self._waiting else None
+    def first(self) -> Waiting | None:
+        """The next run, which stays in the queue, or None."""
+        return next(iter(self._waiting.values()))[1] if self._waiting else None
 
-    def remove(self, uid: str) -> Assignment | None:
-        number, assignment = self._waiting.pop(uid, (0, None))
-        if assignment is None:
+    def remove(self, uid: str) -> Waiting | None:
+        number, run = self._waiting.pop(uid, (0, None))
+        if run is None:
             return None
         insort(self._gaps, number)
         front = next(iter(self._waiting.values()))[0] if self._waiting else self._next
         del self._gaps[: bisect_left(self._gaps, front)]
         self._first = front
-        return assignment
+        return run
 
     def position(self, uid: str) -> int:
         """The number of runs before it."""
@@ -82,3 +89,29 @@ class RunQueue:
     def uids(self, limit: int | None = None) -> list[str]:
         """The first ones, up to `limit`."""
         return list(islice(self._waiting, limit))
+
+
+async def take(queue: RunQueue, journal: Journal, *, damaged: dict[str, str]) -> Assignment | None:
+    """Takes the first run whose run file can be read; None if there is none. It is read while the run still waits. Those
+    before it are `damaged`. Raises JournalError.
+    """
+    while (waiting := queue.first()) is not None:
+        found = await journal.read(partial(_read, journal, waiting))
+        if queue.remove(waiting.uid) is None:  # it was aborted meanwhile
+            continue
+        if not isinstance(found, str):
+            return found
+        damaged[waiting.uid] = found
+        log.error("run.damaged", run=waiting.uid, reason=found)
+    return None
+
+
+def _read(journal: Journal, waiting: Waiting) -> Assignment | str:
+    """Returns the damage of a run that can't be read. Blocks."""
+    row = journal.run(waiting.uid)
+    if row is None or row.damage:
+        return "runs: its row is gone" if row is None else row.damage
+    try:
+        return Assignment.of(row, waiting)
+    except UNREADABLE as error:
+        return damage_in(error)

@@ -171,9 +171,10 @@ class RunsTable:
         before = LARGEST - 1 if after is None else after
         return self._select(RunLine, f"{KEPT} AND position < ? ORDER BY position DESC LIMIT ?", before, limit)
 
-    def unended(self) -> list[RunRow]:
+    def unended(self) -> Iterator[RunRow]:
         """Runs without an end on record, in the order of their submission."""
-        return self._select(RunRow, f"{UNENDED} ORDER BY position")
+        rows = self._rows(f"{SELECT[RunRow]} WHERE {UNENDED} ORDER BY position")
+        return (read_row(RunRow, row) for row in rows)
 
     def first_unended(self, limit: int) -> list[RunLine]:
         """As `unended`, the first ones of them."""

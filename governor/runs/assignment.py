@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,20 +20,28 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """`folder` is where `entry` and `call` are imported from; `worked` and `restarts_used` are as in the plan."""
+class Waiting:
+    """A run that waits for a slot, without its run file: there may be many. `worked` and `restarts_used` are as in the plan."""
 
     uid: str
-    run: Run
-    folder: str
     first_phase: int = 0
     worked: float = 0.0
     restarts_used: int = 0
     incarnations: tuple[tuple[str, int], ...] = ()
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment(Waiting):
+    """`folder` is where `entry` and `call` are imported from."""
+
+    run: Run
+    folder: str
+
     @classmethod
-    def of(cls, row: RunRow) -> Assignment:
-        return cls(uid=row.uid, run=parse(row.spec, row.name), folder=row.folder)
+    def of(cls, row: RunRow, waiting: Waiting) -> Assignment:
+        """Raises RunFileError for a run file that this version does not accept."""
+        known = {each.name: getattr(waiting, each.name) for each in fields(Waiting)}
+        return cls(run=parse(row.spec, row.name), folder=row.folder, **known)
 
     @property
     def plan(self) -> RunPlan:

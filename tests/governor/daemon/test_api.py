@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 
+from governor.daemon.run_queue import take
 from governor.errors import (
     AlreadyEnded,
     ExitCode,
@@ -170,7 +171,7 @@ async def test_a_resumed_run_has_what_the_old_one_finished_before_it_is_acknowle
     assert daemon.dispatched == 1
     assert [record.task for record in daemon.journal.tasks(uid, 0)] == ["t"]
     assert (daemon.runs / uid / "model.pt").read_text() == "weights"
-    assignment = daemon.queue.pop()
+    assignment = await take(daemon.queue, daemon.journal, damaged=daemon.damaged)
     assert (assignment.uid, assignment.folder, assignment.first_phase) == (uid, "/home", 0)
     [status] = (await daemon.executor.status(uid)).runs
     assert (status.parent, status.state) == ("p1", "interrupted")
@@ -218,7 +219,8 @@ async def test_a_run_continues_where_something_is_missing_and_one_that_failed_wi
     await ended(daemon, done("t"), done("u"), uid="p2")
     for uid in ("p1", "p2"):
         await daemon.executor.resume(uid)
-    assert [daemon.queue.pop().first_phase for _ in range(2)] == [1, 0]
+    taken = [await take(daemon.queue, daemon.journal, damaged=daemon.damaged) for _ in range(2)]
+    assert [assignment.first_phase for assignment in taken] == [1, 0]
 
 
 async def test_without_room_for_files_or_record_there_is_no_run_and_no_files(daemon, monkeypatch):

@@ -175,7 +175,7 @@ class TestInterruption:
         died(tmp_path, at=160.0)
         [assignment] = await start(journal, tmp_path)
         assert kinds(journal).count("run.interrupted") == 1
-        assert (assignment.plan.worked, assignment.plan.restarts_used) == (30.0, 0)
+        assert (assignment.worked, assignment.restarts_used) == (30.0, 0)
 
     async def test_a_start_that_fails_before_it_has_recorded_the_crash_loses_nothing(self, journal, tmp_path):
         died(tmp_path, at=160.0)
@@ -186,10 +186,10 @@ class TestInterruption:
 class TestPolicy:
     async def test_a_run_continues_in_its_first_unfinished_phase(self, journal, tmp_path):
         [assignment] = await start(journal, tmp_path)
-        assert assignment.plan.first_phase == 0
+        assert assignment.first_phase == 0
         await record(journal, ASSIGNED, ("phase.ended", {"index": 0, "end": "tasks_done"}), *STOPPED)
         [assignment] = await start(journal, tmp_path)
-        assert assignment.plan.first_phase == 1
+        assert assignment.first_phase == 1
 
     @pytest.mark.parametrize("begun", [False, True])
     @pytest.mark.parametrize("how", ["stop", "death"])
@@ -352,13 +352,13 @@ class TestFiles:
 
 async def test_incarnations_go_on_so_that_none_is_used_twice_in_a_run(journal, tmp_path):
     [assignment] = await start(journal, tmp_path)
-    assert assignment.plan.incarnations == ()
+    assert assignment.incarnations == ()
     told = [("tasks", 1), ("simulation", 1), ("tasks", 2), ("tasks", 5), ("simulation", 1)]
     await record(
         journal, *(("conductor.started", {"conductor": name, "incarnation": number}) for name, number in told)
     )
     [assignment] = await start(journal, tmp_path)
-    assert assignment.plan.incarnations == (("simulation", 1), ("tasks", 5))
+    assert assignment.incarnations == (("simulation", 1), ("tasks", 5))
 
 
 async def test_a_large_result_of_a_run_that_was_being_finalized_is_in_a_file(journal, tmp_path):

@@ -166,7 +166,7 @@ async def test_an_unreadable_journal_raises_and_is_reported_to_the_daemon(journa
         lambda: journal.result("r1"),
         lambda: [*journal.episodes("r1", 0)],
         lambda: journal.find("r"),
-        journal.unended,
+        lambda: [*journal.unended()],
     )
     for question in questions:
         with pytest.raises(JournalError, match="cannot be read"):

@@ -49,7 +49,7 @@ QUESTIONS = {
     "a line": lambda journal: journal.line("e7"),
     "lines": lambda journal: journal.lines(["e3", "q5"]),
     "the first that wait": lambda journal: journal.first_unended(10),
-    "all that wait": lambda journal: journal.unended(),
+    "all that wait": lambda journal: [*journal.unended()],
     "by the beginning": lambda journal: journal.find("q1"),
     "by a key": lambda journal: journal.of_key("key of e5"),
     "those to prune": lambda journal: journal.ended(before=0.0),

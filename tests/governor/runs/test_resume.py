@@ -270,7 +270,7 @@ async def test_once_recorded_it_is_a_run_that_recovery_continues(journal, old):
             {"phase": 1, "episodes": 0, "evaluated": 0, "steps": 0, "tasks": 1},
         ],
     }
-    assert recovery._first_unfinished_phase(journal, "new", phases=2) == kept.first_phase == 1
+    assert recovery._first_unfinished_phase(journal.events("new"), phases=2) == kept.first_phase == 1
 
 
 async def test_a_run_that_resumes_a_resumed_one_has_the_episodes_of_both(journal, old):
