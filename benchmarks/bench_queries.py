@@ -255,7 +255,7 @@ async def _measure(folder: Path) -> list[Row]:
                 figure=1000 * (await executor.status()).loop.longest,  # type: ignore[union-attr]
                 unit="ms",
                 at_most=50.0,
-                note=f"meanwhile all of these, a list of 10,000, and a prune of {PRUNED} runs",
+                note=f"meanwhile all of these, a list of 10,000 and a prune of {PRUNED} runs",
             ),
         ]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -93,7 +94,10 @@ class Recovery:
 
     async def clean_up(self) -> None:
         """Records the interruptions, kills processes left alive, and removes Ray's folders."""
+        began = time.monotonic()
         identities, marks = await asyncio.to_thread(self._read_all)
+        runs = len(self._records) + len(self.damaged)
+        log.info("runs.checked", runs=runs, seconds=round(time.monotonic() - began, 3))
         await self._record_deaths([uid for uid, record in self._records.items() if record.past.at_work])
         dead, self.survivors = await asyncio.to_thread(
             leftovers.kill_leftovers, self._instance, identities, marks

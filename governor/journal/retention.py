@@ -146,10 +146,15 @@ class Pruner:
                     "run.not_pruned", run=uid, folder=str(path), files=files, bytes=freed, reason=reason
                 )
                 return
-        await self._in_thread(partial(sync_to_disk, self._runs))
+        await self._in_thread(self._sync)
         await self._write(lambda transaction: transaction.remove_rows(uid, ROWS))
         seconds = round(time.monotonic() - began, 3)
         log.info("run.pruned", run=uid, events=events, files=files, bytes=freed, seconds=seconds)
+
+    def _sync(self) -> None:
+        """So that no files come back after a loss of power of which nobody knows."""
+        with suppress(OSError):  # there is no folder, for example
+            sync_to_disk(self._runs)
 
     async def _write(self, change: Callable[[Transaction], bool]) -> None:
         """Makes the change again and again, until it says that nothing more is to be done."""

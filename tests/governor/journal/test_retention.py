@@ -378,3 +378,12 @@ async def test_many_runs_are_marked_some_at_a_time(journal, tmp_path, monkeypatc
     monkeypatch.setattr(retention.Pruner, "_mark_some", some)
     told = await Pruner(journal, tmp_path / "runs").prune(RetentionPolicy(runs=0))
     assert (told.uids, marked) == (("a", "b", "c"), [["a", "b"], ["c"]])
+
+
+async def test_runs_without_any_files_are_pruned_too(journal, tmp_path):
+    """As after a reader has moved the folder of the runs away: there is nothing to sync."""
+    (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    pruner = Pruner(journal, tmp_path / "runs")
+    await pruner.prune(RetentionPolicy(runs=0))
+    await pruner.finish()
+    assert journal.marked() == []
