@@ -236,6 +236,7 @@ async def _measure(folder: Path) -> list[Row]:
                 at_most=2.0,
                 note=f"the check: {check['seconds']:.2f} s for {check['bytes'] / 1e6:.0f} MB; a daemon without runs "
                 f"starts in {bare:.2f} s; filled in {filled:.0f} s",
+                if_missed="what is beyond the start without runs is theirs",
             ),
             _row(f"`status`, {report.counts.queued:,} queued", status, 5.0),
             _row(f"`list` of {SHOWN}", listed, 3.0),

@@ -262,7 +262,7 @@ class Executor:
         return Result.of(await self.result(run.uid))
 
     async def status(self, uid: str | None = None) -> StatusReport:
-        """The daemon, and its runs in work or queued; with the id of a run that run alone, also if it has ended. Raises NoSuchRun."""
+        """The daemon, its runs in work, and the first 100 queued; with the id of a run that run alone, also if it has ended. Raises NoSuchRun."""
         return await self._ask(GetStatus(uid=uid), StatusReport, source=uid or "")
 
     async def explain(self, uid: str) -> Explanation:
