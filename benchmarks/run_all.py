@@ -25,6 +25,7 @@ import bench_queries
 import bench_ray_episodes
 import bench_recording
 import bench_runs
+import bench_scheduler
 import bench_start
 import bench_steps
 import bench_tasks
@@ -90,6 +91,7 @@ SECTIONS: tuple[tuple[str, Callable[[], list[Row]]], ...] = (
     ("Ten million episodes", lambda: asyncio.run(bench_growth.measure())),
     ("Ten thousand runs", bench_queries.measure),
     ("Tasks, beside plain Ray", bench_tasks.measure),
+    ("The scheduler of tasks, alone", bench_scheduler.measure),
     ("Episodes on Ray, beside in process", bench_ray_episodes.rows),
 )
 

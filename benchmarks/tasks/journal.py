@@ -72,9 +72,9 @@ class Journaled:
         self._engine.submit(batch, listener)
         await listener.record()
         seconds = time.perf_counter() - began
-        recorded = len(self._journal.tasks(uid, 0))
-        if recorded != len(batch.tasks):
-            raise RuntimeError(f"{recorded} of {len(batch.tasks)} outcomes are on record")
+        recorded, runs = len(self._journal.tasks(uid, 0)), sum(task.repeat for task in batch.tasks)
+        if recorded != runs:
+            raise RuntimeError(f"{recorded} of {runs} outcomes are on record")
         return seconds
 
     async def close(self) -> None:

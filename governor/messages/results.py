@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from governor.index_ranges import IndexRanges  # msgspec reads the annotation
 from governor.messages.base import EpisodeOutcome, Message, RunOutcome, TaskOutcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class TaskRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -25,6 +30,31 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     metrics: dict[str, float] = {}
     error: str = ""
     cause: str | None = None
+
+
+class EndedRuns(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a task has ended: these `runs`. `failures` of them did not succeed; `failure` is the record of the first
+    one of those.
+    """
+
+    runs: IndexRanges
+    failures: int = 0
+    failure: TaskRecord | None = None
+
+    @classmethod
+    def fold(cls, records: Iterable[TaskRecord]) -> dict[str, EndedRuns]:
+        """By task; tasks that failed come first, in the order of their first failures. Takes a run of a task once."""
+        runs: defaultdict[str, IndexRanges] = defaultdict(IndexRanges)
+        failures: Counter[str] = Counter()
+        first: dict[str, TaskRecord] = {}
+        for record in records:
+            if runs[record.task].add(record.run) and record.outcome != "succeeded":
+                failures[record.task] += 1
+                first.setdefault(record.task, record)
+        return {
+            task: cls(runs=runs[task], failures=failures[task], failure=first.get(task))
+            for task in [*first, *(task for task in runs if task not in first)]
+        }
 
 
 class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -91,7 +92,7 @@ class Progress:
     def at_work(self) -> str:
         """The running tasks, the oldest ones by name and age; empty if none."""
         now = time.monotonic()
-        oldest = [f"{name} for {now - since:.0f} s" for name, since in list(self._running.items())[:NAMED]]
+        oldest = [f"{name} for {now - since:.0f} s" for name, since in islice(self._running.items(), NAMED)]
         more = len(self._running) - len(oldest)
         return ", ".join(oldest) + (f" and {more} more" if more else "")
 

@@ -122,7 +122,7 @@ class Engine:
     async def start(self) -> None:
         """Returns when every plain slot has its runner, or none can be started."""
         self.warm()
-        while any(slot.state == "starting" for slot in self._core.slots.all()):
+        while self._core.slots.is_starting:
             self._changed.clear()
             await self._changed.wait()
 
@@ -157,13 +157,19 @@ class Engine:
         found = graph.faults(batch.tasks)
         if found:
             raise GraphError(found)
-        new = sum(task.repeat for task in batch.tasks) - len({(each.task, each.run) for each in batch.done})
-        pending = self._core.outcomes.pending
-        if self._max_pending is not None and pending + new > self._max_pending:
-            raise QueueFull(pending=pending, new=new, limit=self._max_pending)
+        if self._max_pending is not None:
+            self._require_room(batch, self._max_pending)
         self.resize({shape_of(task) for task in batch.tasks if task.resources})
         self._batches[batch.id] = (listener, self._folder / batch.folder)
         self._handle(BatchSubmitted(time.monotonic(), batch, limits, held))
+
+    def _require_room(self, batch: BatchSpec, most: int) -> None:
+        done = len({(each.task, each.run) for each in batch.done})
+        ended = sum(len(each.runs) for each in batch.ended.values())
+        new = sum(task.repeat for task in batch.tasks) - done - ended
+        pending = self._core.outcomes.pending
+        if pending + new > most:
+            raise QueueFull(pending=pending, new=new, limit=most)
 
     def release(self, batch: BatchId, *, error: str = "") -> None:
         """A held batch may begin; or, with an error, it fails."""
@@ -193,8 +199,7 @@ class Engine:
 
     def plain_slots(self) -> dict[int, RunnerSlot]:
         """The plain runners by slot index, as they were reported last; to be read only. Never waits for a runner."""
-        slots = self._core.slots.all()
-        return {slot.index: slot for slot in slots if not slot.shape and slot.index is not None}
+        return self._core.slots.indexed()
 
     async def wait_for_runner(self, slot_index: int) -> None:
         """Returns when this slot has a runner that is not dying; one that has exited is replaced, also if no sub-task
@@ -203,7 +208,7 @@ class Engine:
         slots = self._core.slots
         while (slot := slots.at_index(slot_index)) is None or slot.state == "dying":
             self.warm()
-            if not any(slot.state in ("starting", "dying") for slot in slots.all()):
+            if not (slots.is_starting or slots.is_dying):
                 raise RuntimeError(f"no runner can be started for slot {slot_index}")
             await self._wait_for_change()
 

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from governor.files import temporary
 from governor.tasks.protocol import values
-from governor.tasks.protocol.wire import Input, WorkItem
+from governor.tasks.protocol.wire import WorkItem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,12 +22,7 @@ NAME_BYTES: Final = 100
 def work_item(attempt: Attempt, batch: Batch, *, slot_index: int, models: Sequence[Any]) -> WorkItem:
     """The work item of an attempt for the runner of this slot, with the results that it depends on."""
     task, spec = attempt.task, batch.spec
-    inputs: dict[str, list[Input]] = {}
-    if task.depends_on:
-        inputs = {
-            name: [Input(value=record.value, file=record.value_file) for record in records]
-            for name, records in batch.inputs(task).items()
-        }
+    inputs = batch.inputs(task) if task.depends_on else {}
     return WorkItem(
         ticket=attempt.ticket,
         batch=spec.shown_id,

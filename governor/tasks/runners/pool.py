@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import heapq
 import secrets
 import time
 from collections import Counter
@@ -84,6 +85,11 @@ class Runners:
         self._import_path = list(import_path)
         self._working_folder = working_folder
         self._handles: dict[int, RunnerHandle] = {}
+        self._plain_on: Counter[str] = Counter()
+        """Plain runners by node."""
+        self._free_numbers: list[int] = []
+        """Numbers in marks, a heap: the lowest is used again, and no two running runners share one."""
+        self._new_numbers = count()
         self._tasks: set[asyncio.Task[None]] = set()
         self._node_watches: dict[str, asyncio.Task[None]] = {}
         self._closing = False
@@ -103,22 +109,18 @@ class Runners:
         """
         if self._closing:
             return
-        taken = Counter(handle.node for handle in self._handles.values() if not handle.shape)
         handle = self._handles[runner] = RunnerHandle(
             id=runner,
             shape=shape,
-            number=self._free_number(),
-            planned=None if shape else self._cluster.next_node(taken),
+            number=heapq.heappop(self._free_numbers) if self._free_numbers else next(self._new_numbers),
+            planned=None if shape else self._cluster.next_node(self._plain_on),
             cluster=self._cluster,
             tasks=self._tasks,
             on_gone=self._gone,
         )
+        if not shape:
+            self._plain_on[handle.node] += 1
         handle.start(self._create)
-
-    def _free_number(self) -> int:
-        """The lowest unused number: numbers in marks are reused, and two running runners must not share one."""
-        taken = {handle.number for handle in self._handles.values()}
-        return next(number for number in count() if number not in taken)
 
     def send(self, runner: int, work_items: Sequence[WorkItem]) -> None:
         """Sends a bundle to an idle runner. If that has exited, its `RunnerGone` follows. Raises ValueError for more than
@@ -234,7 +236,12 @@ class Runners:
         connection.on_closed = partial(handle.end, Cause.STREAM_ENDED)
         if hello.mark == kill_tree.UNMARKED:
             log.warning("runner.unmarked", runner=handle.id, node=hello.host)
-        if handle.connect(process):
+        before = handle.node
+        is_ready = handle.connect(process)
+        if not handle.shape:
+            self._plain_on[before] -= 1
+            self._plain_on[handle.node] += 1
+        if is_ready:
             self.listener.runner_changed(RunnerReady(time.monotonic(), handle.id))
 
     def _watch_node(self, node: str) -> None:
@@ -257,6 +264,9 @@ class Runners:
 
     def _gone(self, handle: RunnerHandle, reason: str) -> None:
         del self._handles[handle.id]
+        heapq.heappush(self._free_numbers, handle.number)
+        if not handle.shape:
+            self._plain_on[handle.node] -= 1
         self.listener.runner_changed(RunnerGone(time.monotonic(), handle.id, reason, handle.lost))
 
     # -- messages -------------------------------------------------------------------------------------------

@@ -165,7 +165,7 @@ class Attempts:
             self.bundles.observe(attempt.task.call, report.seconds)
             self.outcomes.succeed(job, report)
         if report.dropped or job.position == len(attempt.runs):
-            if subtask.node.batch.limits is not None and not subtask.missing:
+            if subtask.node.batch.limits is not None and not subtask.unended:
                 self.observe(job, report.at)
             self.outcomes.retry_missing(subtask, attempts=attempt.number)
             self._next_job(slot, report.at)
@@ -173,8 +173,9 @@ class Attempts:
     def _failed(self, job: Job, report: Over) -> None:
         """A run raised an exception."""
         self.outcomes.fail(job, report.run, Termination("failed", report.error, seconds=report.seconds))
-        if report.run in job.subtask.missing:
-            job.failed |= {report.run}
+        if not job.subtask.node.ended(report.run):
+            job.failed = {report.run} if job.failed is None else job.failed
+            job.failed.add(report.run)
 
     def observe(self, job: Job, at: float) -> None:
         """Passes the duration of a sub-task that ended or was stopped to the dynamic time-out."""
@@ -195,7 +196,7 @@ class Attempts:
         if slot.state == "dying" or not over:
             return
         in_time = termination.outcome == "timed_out" and not late
-        if in_time or termination.keep_runner or not job.subtask.missing or len(slot.jobs) > 1:
+        if in_time or termination.keep_runner or not job.subtask.unended or len(slot.jobs) > 1:
             # The attempt behind it may have begun and must not be killed.
             self.outcomes.close(job, termination)
             self._next_job(slot, report.at)
@@ -204,12 +205,17 @@ class Attempts:
 
     def _next_job(self, slot: RunnerSlot, at: float) -> None:
         """The first job is over, and the runner goes on."""
-        slot.jobs.popleft()
+        self._off(slot.jobs.popleft())
         if not slot.jobs:
             self.slots.release(slot)
             return
-        slot.state, slot.spare_wanted, slot.waits_since = "working", False, at
+        slot.state, slot.waits_since = "working", at
+        self.slots.want_spare(slot, wanted=False)
         self._set_alarm(slot, at + START_PRESUMED_AFTER)
+
+    def _off(self, job: Job) -> None:
+        """The job is not on its runner any more."""
+        del job.subtask.node.batch.at_work[job.attempt.ticket]
 
     # -- deadlines, cancellation, death ---------------------------------------------------------------------
 
@@ -249,6 +255,8 @@ class Attempts:
             self._start_failed(slot.shape, event.reason)
         if not slot.jobs:
             return
+        for job in slot.jobs:
+            self._off(job)
         head = slot.jobs.popleft()
         while slot.jobs:
             self.outcomes.requeue(slot.jobs.pop().subtask)
@@ -288,6 +296,7 @@ class Attempts:
         back = [job for job in slot.jobs if job.attempt.ticket in tickets]
         for job in reversed(back):
             slot.jobs.remove(job)
+            self._off(job)
             self.outcomes.requeue(job.subtask)
         if back and not slot.jobs and slot.state in ("working", "ending"):
             self.slots.release(slot)
@@ -330,7 +339,7 @@ class Attempts:
             self.observe(job, self.outcomes.now)
             self.terminate(slot, Termination("timed_out", error, seconds=self.outcomes.now - started_at))
         elif self.outcomes.now >= job.deadline - SPARE_LEAD:
-            slot.spare_wanted = True
+            self.slots.want_spare(slot, wanted=True)
             self._set_alarm(slot, job.deadline)
         else:
             self._set_alarm(slot, job.deadline - SPARE_LEAD)
@@ -360,7 +369,9 @@ class Attempts:
             limit = min(math.inf if limit is None else limit, subtask.left(self.outcomes.now))
             subtask.limit = limit = None if limit == math.inf else limit
             attempt = Attempt(next(self._tickets), batch, task, subtask.missing, subtask.number, limit)
-            slot.jobs.append(Job(attempt, subtask))
+            job = Job(attempt, subtask)
+            slot.jobs.append(job)
+            subtask.node.batch.at_work[attempt.ticket] = slot, job
         slot.waits_since = self.outcomes.now
         self._set_alarm(slot, self.outcomes.now + START_PRESUMED_AFTER)
         attempts = tuple(job.attempt for job in slot.jobs)

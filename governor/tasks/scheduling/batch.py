@@ -4,18 +4,21 @@ Rules:
 1. A task is ready when every run of everything that it depends on has succeeded.
 2. The first run of a task that finally does not succeed ends all tasks that depend on it, directly or not, as
    `upstream_failed`; their `cause` is the task at the root, not their direct dependency.
-3. Every run of every task gets exactly one record.
-4. All walks are iterative: a chain may be 10,000 long. A pending task costs less than 2 kB.
+3. Every run of every task gets exactly one record. It is not kept here: a run costs a byte once it has ended, and its
+   result as long as a task that depends on it has runs left.
+4. All walks are iterative: a chain may be 10,000 long. A pending task costs less than 2 kB, however often it repeats:
+   its sub-tasks are made when runners take them.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 
 from governor.messages import TaskRecord, TaskSpec
+from governor.tasks.protocol.wire import Input
 from governor.tasks.scheduling.events import (
     BatchSpec,
     SchedulingLimits,
@@ -24,17 +27,31 @@ from governor.tasks.scheduling.events import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Sequence
 
+    from governor.messages import EndedRuns
     from governor.tasks.api import BatchId
+    from governor.tasks.scheduling.runner_slots import Job, RunnerSlot
 
 LaneKey: TypeAlias = tuple[int, tuple[float, int], bool, int]
+_NO_VALUE: Final = Input()
 
 
 class TaskNode:
-    """A task of the graph."""
+    """A task of the graph. `left` counts its runs without an outcome, `needed_by` the dependants that have such runs."""
 
-    __slots__ = ("batch", "blocked_by", "dependants", "failed", "left", "records", "shape", "spec")
+    __slots__ = (
+        "_ended",
+        "batch",
+        "blocked_by",
+        "dependants",
+        "failure",
+        "left",
+        "needed_by",
+        "results",
+        "shape",
+        "spec",
+    )
 
     def __init__(self, batch: Batch, spec: TaskSpec) -> None:
         self.batch = batch
@@ -43,20 +60,55 @@ class TaskNode:
         self.blocked_by = len(set(spec.depends_on)) if spec.depends_on else 0
         self.left = spec.repeat
         self.dependants: list[TaskNode] | None = None
-        self.records: dict[int, TaskRecord] | None = None
-        self.failed = False
+        self.needed_by = 0
+        self.results: dict[int, Input] | None = None
+        """Of runs that succeeded with a value, while there are dependants that need them."""
+        self.failure: TaskRecord | None = None
+        """Of its first run that did not succeed."""
+        self._ended: bytearray | None = None
+        """A byte for each run, 1 once it has its outcome."""
 
     def ended(self, run: int) -> bool:
-        return self.records is not None and run in self.records
+        return self._ended is not None and self._ended[run] == 1
+
+    def end(self, run: int) -> None:
+        if self._ended is None:
+            self._ended = bytearray(self.spec.repeat)
+        self._ended[run] = 1
+        self.left -= 1
+
+    def end_range(self, begin: int, end: int) -> None:
+        """Runs of which none has ended yet."""
+        if self._ended is None:
+            self._ended = bytearray(self.spec.repeat)
+        self._ended[begin:end] = b"\1" * (end - begin)
+        self.left -= end - begin
+
+    def next_unended(self, begin: int, end: int) -> int | None:
+        """The first run from `begin` on, below `end`, that has no outcome."""
+        if begin >= end:
+            return None
+        if self._ended is None:
+            return begin
+        found = self._ended.find(0, begin, end)
+        return None if found < 0 else found
+
+    def unended(self, begin: int, end: int) -> Sequence[int]:
+        """The runs in this range without an outcome."""
+        ended = self._ended
+        if ended is None or ended.find(1, begin, end) < 0:
+            return range(begin, end)
+        return [run for run in range(begin, end) if not ended[run]]
 
 
 class SubTask(msgspec.Struct, eq=False):
-    """A sub-task: runs of one task that one runner executes in a row. `number` is that of its next attempt;
-    `missing` are the runs without an outcome.
+    """A sub-task: runs of one task that one runner executes in a row. `runs` are those that had no outcome at the last
+    attempt, of which `unended` have none now. `number` is that of its next attempt.
     """
 
     node: TaskNode
-    missing: tuple[int, ...]
+    runs: Sequence[int]
+    unended: int
     lane: LaneKey
     number: int = 1
     ready_at: float = 0.0
@@ -82,19 +134,42 @@ class SubTask(msgspec.Struct, eq=False):
         if self.node.batch.spec.budget is not None:
             self.spent = self.node.batch.spec.budget - self.left(now)
 
-    def done(self, run: int) -> None:
-        """The run has its outcome."""
-        if len(self.missing) == 1:
-            self.missing = ()
-        else:
-            self.missing = tuple(other for other in self.missing if other != run)
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The runs without an outcome. Takes as long as the last attempt has runs."""
+        if self.unended < len(self.runs):
+            self.runs = [run for run in self.runs if not self.node.ended(run)]
+        return tuple(self.runs)
+
+
+class FreshRuns(msgspec.Struct, eq=False):
+    """The runs of a ready task that are in no sub-task yet: they make `count` sub-tasks of up to `size` runs."""
+
+    node: TaskNode
+    lane: LaneKey
+    size: int
+    count: int
+    base: int = 0
+    ready_at: float = 0.0
+
+    def next(self) -> SubTask:
+        """The next of the `count` sub-tasks."""
+        node = self.node
+        first = node.next_unended(self.base, node.spec.repeat)
+        if first is None:
+            raise IndexError(f'no run of task "{node.spec.id}" is left')
+        base = first - first % self.size
+        end = self.base = min(base + self.size, node.spec.repeat)
+        self.count -= 1
+        runs = node.unended(first, end)
+        return SubTask(node, runs, len(runs), self.lane, ready_at=self.ready_at)
 
 
 class Batch:
-    """The outcomes of a batch, its ready sub-tasks and its blocked tasks. Changes only through its methods."""
+    """The outcomes of a batch, its ready and its blocked tasks. Changes only through its methods."""
 
     def __init__(self, spec: BatchSpec, *, order: int, limits: SchedulingLimits | None = None) -> None:
-        self.spec = spec
+        self.spec = msgspec.structs.replace(spec, done=(), ended={}, results={})
         self.order = order
         self.limits = limits
         self.nodes = {task.id: TaskNode(self, task) for task in spec.tasks}
@@ -104,14 +179,21 @@ class Batch:
                 if other.dependants is None:
                     other.dependants = []
                 other.dependants.append(node)
+                other.needed_by += 1
         self.left = sum(task.repeat for task in spec.tasks)
         self.tasks_succeeded = 0
         self.failures = 0
         self.first_failure = ""
         self.end: Literal["tasks_done", "enough", "stopped"] = "tasks_done"
         self.enough_at: float | None = None
-        self.held: list[SubTask] = []
-        """Sub-tasks that are ready once the batch is released."""
+        self.held: list[TaskNode] = []
+        """Tasks that are ready once the batch is released."""
+        self.at_work: dict[int, tuple[RunnerSlot, Job]] = {}
+        """Its attempts on runners, by ticket."""
+        self._resumed = bool(spec.done or spec.ended)
+        for name, ended in spec.ended.items():
+            if name in self.nodes:
+                self._enter_ended(self.nodes[name], ended, spec.results.get(name))
         for record in spec.done:
             done = self.nodes.get(record.task)
             if done is not None and 0 <= record.run < done.spec.repeat and not done.ended(record.run):
@@ -121,84 +203,118 @@ class Batch:
     def id(self) -> BatchId:
         return self.spec.id
 
-    def begin(self) -> tuple[list[TaskRecord], list[SubTask]]:
-        """Records of runs that can never run because of `done` ones, and the sub-tasks that are ready."""
+    def begin(self) -> tuple[list[TaskRecord], list[TaskNode]]:
+        """Records of runs that can never run because of ended ones, and the tasks that are ready."""
         ended: list[TaskRecord] = []
-        ready: list[SubTask] = []
         for node in self.nodes.values() if self.failures else ():
-            if node.failed and node.records is not None:
-                worst = next(record for record in node.records.values() if record.outcome != "succeeded")
-                ended += self._spread(node, worst)
-        for node in self.nodes.values():
-            if not node.spec.depends_on and node.left:
-                ready += self._subtasks(node)
-        for node in self.nodes.values() if self.spec.done else ():
-            if node.left == 0 and not node.failed:
+            if node.failure is not None:
+                ended += self._spread(node, node.failure)
+        ready = [node for node in self.nodes.values() if not node.spec.depends_on and node.left]
+        for node in self.nodes.values() if self._resumed else ():
+            if node.left == 0 and node.failure is None:
                 ready += self._unblock(node)
         return ended, ready
 
-    def inputs(self, task: TaskSpec) -> dict[str, tuple[TaskRecord, ...]]:
-        """The records of each dependency, in run order."""
-        found: dict[str, tuple[TaskRecord, ...]] = {}
+    def inputs(self, task: TaskSpec) -> dict[str, list[Input]]:
+        """The results of each dependency, in run order."""
+        found: dict[str, list[Input]] = {}
         for name in dict.fromkeys(task.depends_on):
             node = self.nodes[name]
-            records = node.records or {}
-            found[name] = tuple(records[run] for run in range(node.spec.repeat))
+            results = node.results or {}
+            found[name] = [results.get(run, _NO_VALUE) for run in range(node.spec.repeat)]
         return found
 
-    def enter(self, node: TaskNode, record: TaskRecord) -> tuple[list[TaskRecord], list[SubTask]]:
-        """Enters the outcome of a run; returns the `upstream_failed` that follow, and the sub-tasks that became ready."""
+    def enter(self, node: TaskNode, record: TaskRecord) -> tuple[list[TaskRecord], list[TaskNode]]:
+        """Enters the outcome of a run; returns the `upstream_failed` that follow, and the tasks that became ready."""
+        has_failed = node.failure is not None
         self._enter(node, record)
         if record.outcome != "succeeded":
-            return (self._spread(node, record) if node.dependants else []), []
-        if node.left == 0 and not node.failed and node.dependants is not None:
+            return (self._spread(node, record) if node.dependants and not has_failed else []), []
+        if node.left == 0 and node.failure is None and node.dependants is not None:
             return [], self._unblock(node)
         return [], []
 
-    def cancel(self, *, keep: Collection[tuple[TaskNode, int]], error: str) -> list[TaskRecord]:
-        """Cancels the runs that have not ended; not those in `keep`, which are on a runner."""
+    def cancel(self, *, error: str) -> list[TaskRecord]:
+        """Cancels the runs that have not ended and are not on a runner."""
+        kept = {(job.subtask.node, run) for _, job in self.at_work.values() for run in job.subtask.missing}
         ended: list[TaskRecord] = []
         for node in self.nodes.values():
-            for run in range(node.spec.repeat) if node.left else ():
-                if node.ended(run) or (node, run) in keep:
+            for run in node.unended(0, node.spec.repeat) if node.left else ():
+                if (node, run) in kept:
                     continue
                 record = TaskRecord(task=node.spec.id, run=run, outcome="cancelled", error=error)
                 self._enter(node, record)
                 ended.append(record)
         return ended
 
+    def subtasks(self, node: TaskNode) -> FreshRuns | SubTask | None:
+        """What is to be queued of a ready task; None if all of its runs have ended."""
+        repeat = node.spec.repeat
+        lane = (-node.spec.priority, self.spec.rank, node.spec.is_eval, self.order)
+        if repeat == 1:
+            return SubTask(node, (0,), 1, lane) if node.left else None
+        size = min(self.spec.split or repeat, repeat)
+        count = node.left if size == 1 else -(-repeat // size)
+        if node.left < repeat and size > 1:
+            bases = range(0, repeat, size)
+            count = sum(node.next_unended(base, min(base + size, repeat)) is not None for base in bases)
+        if not count:
+            return None
+        fresh = FreshRuns(node, lane, size, count)
+        return fresh.next() if count == 1 else fresh
+
     def _enter(self, node: TaskNode, record: TaskRecord) -> None:
-        if node.records is None:
-            node.records = {}
-        node.records[record.run] = record
-        node.left -= 1
+        node.end(record.run)
         self.left -= 1
         if record.outcome != "succeeded":
-            node.failed = True
-            if self.end == "enough" and record.outcome == "cancelled":
-                return
-            self.failures += 1
-            if not self.first_failure:
-                why = f": {record.error}" if record.error else ""
-                self.first_failure = f'task "{record.task}" run {record.run} {record.outcome}{why}'
-        elif node.left == 0 and not node.failed:
+            if node.failure is None:
+                node.failure = record
+                node.results = None
+            if not (self.end == "enough" and record.outcome == "cancelled"):
+                self._count_failure(record)
+        elif node.needed_by and (record.value is not None or record.value_file is not None):
+            if node.results is None:
+                node.results = {}
+            node.results[record.run] = Input(value=record.value, file=record.value_file)
+        if node.left == 0:
+            self._task_ended(node)
+
+    def _enter_ended(self, node: TaskNode, ended: EndedRuns, results: dict[int, Input] | None) -> None:
+        before = node.left
+        for begin, end in ended.runs.ranges:
+            if begin < node.spec.repeat:
+                node.end_range(begin, min(end, node.spec.repeat))
+        self.left -= before - node.left
+        if ended.failure is not None:
+            node.failure = ended.failure
+            self._count_failure(ended.failure, number=ended.failures)
+        elif node.needed_by:
+            node.results = results
+        if node.left == 0:
+            self._task_ended(node)
+
+    def _count_failure(self, record: TaskRecord, *, number: int = 1) -> None:
+        self.failures += number
+        if not self.first_failure:
+            why = f": {record.error}" if record.error else ""
+            self.first_failure = f'task "{record.task}" run {record.run} {record.outcome}{why}'
+
+    def _task_ended(self, node: TaskNode) -> None:
+        """All runs of it have their outcome: what it depends on is not needed by it any more."""
+        if node.failure is None:
             self.tasks_succeeded += 1
+        for name in dict.fromkeys(node.spec.depends_on):
+            other = self.nodes[name]
+            other.needed_by -= 1
+            if not other.needed_by:
+                other.results = None
 
-    def _subtasks(self, node: TaskNode) -> Iterator[SubTask]:
-        repeat = node.spec.repeat
-        size = self.spec.split or repeat
-        lane = (-node.spec.priority, self.spec.rank, node.spec.is_eval, self.order)
-        for base in range(0, repeat, size):
-            runs = tuple(run for run in range(base, min(base + size, repeat)) if not node.ended(run))
-            if runs:
-                yield SubTask(node, runs, lane)
-
-    def _unblock(self, node: TaskNode) -> list[SubTask]:
-        ready: list[SubTask] = []
+    def _unblock(self, node: TaskNode) -> list[TaskNode]:
+        ready: list[TaskNode] = []
         for dependant in node.dependants or ():
             dependant.blocked_by -= 1
             if dependant.blocked_by == 0 and dependant.left:
-                ready += self._subtasks(dependant)
+                ready.append(dependant)
         return ready
 
     def _spread(self, node: TaskNode, record: TaskRecord) -> list[TaskRecord]:
@@ -208,11 +324,10 @@ class Batch:
             for dependant in stack.pop().dependants or ():
                 if not dependant.left:
                     continue
-                for run in range(dependant.spec.repeat):
-                    if not dependant.ended(run):
-                        upstream = upstream_failed(dependant.spec.id, record, run=run)
-                        self._enter(dependant, upstream)
-                        ended.append(upstream)
+                for run in dependant.unended(0, dependant.spec.repeat):
+                    upstream = upstream_failed(dependant.spec.id, record, run=run)
+                    self._enter(dependant, upstream)
+                    ended.append(upstream)
                 stack.append(dependant)
         return ended
 

@@ -40,7 +40,7 @@ class Bundles:
         while (subtask := queue.peek(shape, now)) is not None:
             mean = self._means.get(subtask.node.spec.call.partition("#")[0])
             if mean is not None:
-                seconds += (mean + RUN_SECONDS) * len(subtask.missing)
+                seconds += (mean + RUN_SECONDS) * subtask.unended
             if taken and (mean is None or seconds > BUNDLE_SECONDS):
                 break
             queue.take(shape, now)

@@ -11,7 +11,7 @@ graph, `outcomes.py` outcomes and retries.
 
 from __future__ import annotations
 
-from itertools import count
+from itertools import count, islice
 from typing import TYPE_CHECKING
 
 from governor.tasks.scheduling.attempts import Attempts
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from governor.tasks.api import BatchId
-    from governor.tasks.scheduling.batch import TaskNode
 
 
 class Core:
@@ -129,25 +128,19 @@ class Core:
 
     def _withdraw(self, batch: Batch, error: str, *, gentle: bool) -> None:
         """Cancels waiting runs at once, and those on a runner when it has stopped them."""
-        kept: set[tuple[TaskNode, int]] = set()
-        for slot in self.slots.all():
-            for position, job in enumerate(slot.jobs):
-                node = job.subtask.node
-                if node.batch is not batch:
-                    continue
-                kept.update((node, run) for run in job.subtask.missing)
-                job.subtask.withdrawn = error
-                if slot.state == "working" and position == 0:
-                    seconds = job.elapsed(self.outcomes.now)
-                    if batch.end == "enough":
-                        self.attempts.observe(job, self.outcomes.now)
-                    termination = Termination(
-                        "cancelled", error, retry=False, keep_runner=gentle, seconds=seconds
-                    )
-                    self.attempts.terminate(slot, termination)
-                elif slot.state == "working":
-                    self.attempts.revoke(slot)
-        self.outcomes.withdraw(batch, kept, error)
+        for slot, job in batch.at_work.values():
+            job.subtask.withdrawn = error
+            if slot.state == "working" and job is slot.jobs[0]:
+                seconds = job.elapsed(self.outcomes.now)
+                if batch.end == "enough":
+                    self.attempts.observe(job, self.outcomes.now)
+                termination = Termination(
+                    "cancelled", error, retry=False, keep_runner=gentle, seconds=seconds
+                )
+                self.attempts.terminate(slot, termination)
+            elif slot.state == "working":
+                self.attempts.revoke(slot)
+        self.outcomes.withdraw(batch, error)
 
     def _minimum_reached(self, batch: Batch) -> None:
         """`min_num` tasks have succeeded: the others have `wait_after_min` seconds left."""
@@ -163,13 +156,13 @@ class Core:
     def _replaced(self, event: Replaced) -> None:
         slot = self.slots.at_index(event.slot_index)
         if slot is not None and slot.state in ("idle", "working", "ending"):
-            slot.replace = True
+            self.slots.mark_replaced(slot, replace=True)
 
     def _replace(self) -> None:
         """Kills a runner that is to be replaced, once there is a spare that no other slot needs."""
-        old = next((slot for slot in self.slots.all() if slot.replace), None)
+        old = self.slots.next_replaced()
         if old is not None and self.slots.has_spare(old.shape):
-            old.replace = False
+            self.slots.mark_replaced(old, replace=False)
             self.attempts.kill(old, Termination("crashed", "its runner was restarted on request"))
 
     def _resized(self, event: Resized) -> None:
@@ -201,10 +194,11 @@ class Core:
             if batch.limits is not None and batch.end != "stopped":
                 batch.limits.step_done(batch.id)
         self._replace()
+        self._assign_pinned()
         for shape in self.slots.shapes():
             self._preempt_idle(shape)
             self._assign(shape)
-            waiting = self.ready.waiting(shape) + (0 if shape else len(self.ready.pins()))
+            waiting = self.ready.waiting(shape) + (0 if shape else self.ready.pinned)
             for slot in self.slots.scale_down(shape, waiting=waiting):
                 self.attempts.emit(KillRunner(slot.runner, "not needed any more"))
             for runner in self.slots.scale_up(shape, waiting=waiting, now=self.outcomes.now):
@@ -226,22 +220,26 @@ class Core:
             ):
                 continue
             if self.ready.urgency(other, self.outcomes.now) < own:
-                for slot in idle[:needed]:
+                for slot in list(islice(idle, needed)):
                     self.slots.mark_dying(slot)
                     self.attempts.emit(
                         KillRunner(slot.runner, "its resources are needed for something more urgent")
                     )
 
-    def _assign(self, shape: Shape) -> None:
-        for slot_index in () if shape else self.ready.pins():
+    def _assign_pinned(self) -> None:
+        """Looks at the slots alone that got a sub-task, or became idle, in this event."""
+        freed = self.slots.take_freed()
+        for slot_index in self.ready.take_changed_pins(freed):
             slot = self.slots.at_index(slot_index)
             if slot is None or slot.state != "idle":
                 continue
             subtask = self.ready.take(slot_index, self.outcomes.now)
             if subtask is not None:
                 self.attempts.dispatch(slot, [subtask])
+
+    def _assign(self, shape: Shape) -> None:
         while waiting := self.ready.waiting(shape):
-            slot = next((slot for slot in reversed(self.slots.idle(shape)) if not slot.replace), None)
+            slot = self.slots.last_idle(shape)
             if slot is None:
                 return
             fair = max(1, waiting // max(1, self.slots.capacity(shape)))

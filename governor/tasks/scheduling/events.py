@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from governor.messages import TaskOutcome, TaskRecord, TaskSpec
+    from governor.messages import EndedRuns, TaskOutcome, TaskRecord, TaskSpec
     from governor.tasks.api import BatchId
-    from governor.tasks.protocol.wire import Begun, Loading, Over
+    from governor.tasks.protocol.wire import Begun, Input, Loading, Over
 
 Shape: TypeAlias = tuple[tuple[str, float], ...]
 """The resources that a runner holds, sorted by name; () for plain tasks, whose runners hold nothing."""
@@ -33,7 +33,8 @@ def shape_of(task: TaskSpec) -> Shape:
 class BatchSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Tasks that are submitted together.
 
-    `done` are records of runs that ended earlier: they count, and are not run again. `split`: runs of a task that one
+    `done` are records of runs that ended earlier: they count, and are not run again. `ended` tells the same of many runs,
+    by task; `results` are those of their values that other tasks need, by task and run. `split`: runs of a task that one
     sub-task holds at most (None: all of them). With `min_num`, the remaining tasks are cancelled once so many have
     succeeded and `wait_after_min` seconds have passed. `pin` is the slot index of the only runner that may execute it.
     `rank` orders batches: the smaller one goes first. `name` is the batch id that tasks see; None: `id`.
@@ -44,6 +45,8 @@ class BatchSpec(msgspec.Struct, frozen=True, kw_only=True):
     id: BatchId
     tasks: tuple[TaskSpec, ...]
     done: tuple[TaskRecord, ...] = ()
+    ended: Mapping[str, EndedRuns] = {}
+    results: Mapping[str, dict[int, Input]] = {}
     split: int | None = None
     min_num: int | None = None
     wait_after_min: float = 0.0

@@ -20,12 +20,10 @@ def explain(core: Core, batch_id: BatchId) -> list[Waiting]:
     batch = core.batches[batch_id]
     rows: dict[str, list[Waiting]] = {}
     at_work: dict[str, set[int]] = {}
-    for slot in core.slots.all():
-        for position, job in enumerate(slot.jobs):
-            if job.subtask.node.batch is batch:
-                name = job.subtask.node.spec.id
-                rows.setdefault(name, []).append(_at_work(slot, job, position))
-                at_work.setdefault(name, set()).update(job.subtask.missing)
+    for slot, job in batch.at_work.values():
+        name = job.subtask.node.spec.id
+        rows.setdefault(name, []).append(_at_work(slot, job))
+        at_work.setdefault(name, set()).update(job.subtask.missing)
     queued = core.ready.since(batch.order)
     found: list[Waiting] = []
     for node in batch.nodes.values():
@@ -34,17 +32,17 @@ def explain(core: Core, batch_id: BatchId) -> list[Waiting]:
         name = node.spec.id
         found += rows.get(name, [])
         busy = at_work.get(name, set())
-        left = tuple(run for run in range(node.spec.repeat) if run not in busy and not node.ended(run))
+        left = tuple(run for run in node.unended(0, node.spec.repeat) if run not in busy)
         if left:
             found.append(_waiting(core, batch, node, left, queued.get(name)))
     return found
 
 
-def _at_work(slot: RunnerSlot, job: Job, position: int) -> Waiting:
+def _at_work(slot: RunnerSlot, job: Job) -> Waiting:
     attempt = job.attempt
     since: float | None = slot.waits_since
     until = None
-    if position or (job.started_at is None and not job.taken):
+    if job is not slot.jobs[0] or (job.started_at is None and not job.taken):
         state, why = "sent", f"runner {slot.runner} has received it, and has not begun it"
     elif job.started_at is None:
         state, why = "importing", f'runner {slot.runner} imports "{attempt.task.call}"'

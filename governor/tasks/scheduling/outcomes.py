@@ -53,22 +53,22 @@ class Outcomes:
         batch = Batch(spec, order=next(self._orders), limits=limits)
         self.batches[batch.id] = batch
         self.pending += batch.left
-        records, subtasks = batch.begin()
+        records, ready = batch.begin()
         self._report(batch, records)
         if held:
-            batch.held = subtasks
+            batch.held = ready
         else:
-            self._enqueue(subtasks)
+            self._enqueue(batch, ready)
         self._check_end(batch)
 
     def release(self, batch: Batch, *, error: str) -> None:
-        """Enqueues the held sub-tasks of the batch; with an error, they fail."""
-        subtasks, batch.held = batch.held, []
+        """Enqueues the held tasks of the batch; with an error, they fail."""
+        ready, batch.held = batch.held, []
         if not error:
-            self._enqueue(subtasks)
+            self._enqueue(batch, ready)
             return
-        for subtask in subtasks:
-            self._fail_unschedulable(subtask, error)
+        for node in ready:
+            self._fail_node(node, error)
 
     def set_unschedulable(self, shape: Shape, why: str | None) -> None:
         """Records why there can be no runner of this shape; None: there can be one again."""
@@ -90,7 +90,7 @@ class Outcomes:
     def succeed(self, job: Job, report: Over) -> None:
         """Records the result of a run."""
         attempt, subtask = job.attempt, job.subtask
-        subtask.done(report.run)
+        subtask.unended -= 1
         record = TaskRecord(
             task=attempt.task.id,
             run=report.run,
@@ -118,13 +118,13 @@ class Outcomes:
         """An attempt was ended by a decision, or by the exit of its runner."""
         subtask = job.subtask
         for run in subtask.missing:
-            if run not in job.failed:
+            if job.failed is None or run not in job.failed:
                 self.fail(job, run, termination)
         self.retry_missing(subtask, attempts=job.attempt.number)
 
     def retry_missing(self, subtask: SubTask, *, attempts: int) -> None:
         """After an attempt: runs without an outcome are retried, or cancelled."""
-        if not subtask.missing:
+        if not subtask.unended:
             return
         if subtask.withdrawn:
             self._cancel_missing(subtask, attempts=attempts)
@@ -142,10 +142,12 @@ class Outcomes:
 
     # -- batches --------------------------------------------------------------------------------------------
 
-    def withdraw(self, batch: Batch, kept: set[tuple[TaskNode, int]], error: str) -> None:
-        """Cancels the runs that are on no runner; `kept` are those that are."""
-        records = batch.cancel(keep=kept, error=error)
-        self._ready.drop(batch.order)
+    def withdraw(self, batch: Batch, error: str) -> None:
+        """Cancels the runs that are on no runner."""
+        records = batch.cancel(error=error)
+        pin = batch.spec.pin
+        queues: set[Shape | int] = {node.shape for node in batch.nodes.values()} if pin is None else {pin}
+        self._ready.drop(batch.order, queues)
         self._report(batch, records)
         self._check_end(batch)
 
@@ -154,7 +156,7 @@ class Outcomes:
             self._end(subtask, run, Termination("cancelled", subtask.withdrawn), attempts=attempts)
 
     def _end(self, subtask: SubTask, run: int, termination: Termination, *, attempts: int) -> None:
-        subtask.done(run)
+        subtask.unended -= 1
         record = TaskRecord(
             task=subtask.node.spec.id,
             run=run,
@@ -169,27 +171,32 @@ class Outcomes:
         batch = node.batch
         self.effects.append(RunEnded(batch.id, record, payload))
         self.pending -= 1
-        records, subtasks = batch.enter(node, record)
+        records, ready = batch.enter(node, record)
         if records:
             self._report(batch, records)
-        if subtasks:
-            self._enqueue(subtasks)
+        if ready:
+            self._enqueue(batch, ready)
         if node.left == 0 or records:
             self._check_end(batch)
 
-    def _enqueue(self, subtasks: list[SubTask]) -> None:
-        for subtask in subtasks:
-            why = self._why_never.get(subtask.node.shape)
-            if why is None:
-                self._ready.push(subtask, self.now)
-            else:
-                self._fail_unschedulable(subtask, why)
+    def _enqueue(self, batch: Batch, ready: list[TaskNode]) -> None:
+        for node in ready:
+            why = self._why_never.get(node.shape)
+            if why is not None:
+                self._fail_node(node, why)
+            elif (entry := batch.subtasks(node)) is not None:
+                self._ready.push(entry, self.now)
+
+    def _fail_node(self, node: TaskNode, why: str) -> None:
+        """Fails the runs of a task of which none was queued."""
+        for run in node.unended(0, node.spec.repeat):
+            record = TaskRecord(task=node.spec.id, run=run, outcome="failed", error=why)
+            self._record(node, record)
 
     def _fail_unschedulable(self, subtask: SubTask, why: str) -> None:
         """Fails a sub-task for which there can be no runner, without a retry."""
         for run in subtask.missing:
-            if not subtask.node.ended(run):
-                self._end(subtask, run, Termination("failed", why), attempts=subtask.number - 1)
+            self._end(subtask, run, Termination("failed", why), attempts=subtask.number - 1)
 
     def _report(self, batch: Batch, records: list[TaskRecord]) -> None:
         self.pending -= len(records)

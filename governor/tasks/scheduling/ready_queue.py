@@ -6,6 +6,7 @@ Rules:
 2. A sub-task that has waited for `age` seconds goes before all younger ones, the longest waiting first: early batches
    cannot starve late ones.
 3. A sub-task whose attempt was not counted goes to the front of its lane, a retry to its end.
+4. A task that repeats is one entry; its sub-tasks are made when they are taken, or looked at.
 """
 
 from __future__ import annotations
@@ -14,39 +15,59 @@ import heapq
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
+
+from governor.tasks.scheduling.batch import FreshRuns, SubTask
 
 if TYPE_CHECKING:
-    from governor.tasks.scheduling.batch import LaneKey, SubTask
+    from collections.abc import Iterable
+
+    from governor.tasks.scheduling.batch import LaneKey
     from governor.tasks.scheduling.events import Shape
+
+Entry: TypeAlias = SubTask | FreshRuns
 
 
 @dataclass(slots=True, eq=False)
 class _Lanes:
-    """The queue of one shape. A lane holds sub-tasks of one batch and priority; it is never empty.
+    """The queue of one shape. A lane holds sub-tasks of one batch and priority; it is never empty. `count` is the number of
+    sub-tasks.
 
     `ages` is a heap of (since when the first sub-task of a lane has waited, lane). An entry may be too early, or belong
     to a removed lane; it is corrected when it reaches the top.
     """
 
-    by_key: dict[LaneKey, deque[SubTask]] = field(default_factory=dict)
+    by_key: dict[LaneKey, deque[Entry]] = field(default_factory=dict)
     order: list[LaneKey] = field(default_factory=list)
     ages: list[tuple[float, LaneKey]] = field(default_factory=list)
     count: int = 0
 
-    def push(self, subtask: SubTask, *, front: bool) -> None:
-        lane = self.by_key.get(subtask.lane)
+    def push(self, entry: Entry, *, front: bool) -> None:
+        lane = self.by_key.get(entry.lane)
         if lane is None:
-            lane = self.by_key[subtask.lane] = deque()
-            insort(self.order, subtask.lane)
-            heapq.heappush(self.ages, (subtask.ready_at, subtask.lane))
-        elif front and subtask.ready_at < lane[0].ready_at:
-            heapq.heappush(self.ages, (subtask.ready_at, subtask.lane))
+            lane = self.by_key[entry.lane] = deque()
+            insort(self.order, entry.lane)
+            heapq.heappush(self.ages, (entry.ready_at, entry.lane))
+        elif front and entry.ready_at < lane[0].ready_at:
+            heapq.heappush(self.ages, (entry.ready_at, entry.lane))
         if front:
+            lane.appendleft(entry)
+        else:
+            lane.append(entry)
+        self.count += _size(entry)
+
+    def first(self, key: LaneKey) -> SubTask:
+        """The first sub-task of a lane."""
+        lane = self.by_key[key]
+        entry = lane[0]
+        if not isinstance(entry, FreshRuns):
+            return entry
+        subtask = entry.next()
+        if entry.count:
             lane.appendleft(subtask)
         else:
-            lane.append(subtask)
-        self.count += 1
+            lane[0] = subtask
+        return subtask
 
     def close(self, key: LaneKey) -> None:
         del self.by_key[key]
@@ -67,6 +88,10 @@ class _Lanes:
                 return at, key
 
 
+def _size(entry: Entry) -> int:
+    return entry.count if isinstance(entry, FreshRuns) else 1
+
+
 class ReadyQueue:
     """Sub-tasks by their queue: that of their shape, or of the slot index that they are pinned to."""
 
@@ -74,21 +99,25 @@ class ReadyQueue:
         self._age = age
         self._queues: defaultdict[Shape | int, _Lanes] = defaultdict(_Lanes)
         self._pins: set[int] = set()
+        """Slot indices for which sub-tasks wait."""
+        self._new_pins: set[int] = set()
+        """Slot indices that got a sub-task since the last `take_changed_pins`."""
 
-    def push(self, subtask: SubTask, now: float) -> None:
+    def push(self, entry: Entry, now: float) -> None:
         """To the end of its lane."""
-        subtask.ready_at = now
-        self._queue_of(subtask).push(subtask, front=False)
+        entry.ready_at = now
+        self._queue_of(entry).push(entry, front=False)
 
     def push_front(self, subtask: SubTask) -> None:
         """To the front of its lane; it keeps its age."""
         self._queue_of(subtask).push(subtask, front=True)
 
-    def _queue_of(self, subtask: SubTask) -> _Lanes:
-        pin = subtask.node.batch.spec.pin
+    def _queue_of(self, entry: Entry) -> _Lanes:
+        pin = entry.node.batch.spec.pin
         if pin is None:
-            return self._queues[subtask.node.shape]
+            return self._queues[entry.node.shape]
         self._pins.add(pin)
+        self._new_pins.add(pin)
         return self._queues[pin]
 
     def waiting(self, shape: Shape) -> int:
@@ -97,7 +126,17 @@ class ReadyQueue:
 
     def pins(self) -> list[int]:
         """Slot indices for which sub-tasks wait."""
-        return [slot_index for slot_index in self._pins if self._queues[slot_index].count]
+        return list(self._pins)
+
+    def take_changed_pins(self, freed: set[int]) -> list[int]:
+        """Those of `pins` that are in `freed`, or got a sub-task since the last call; ascending."""
+        new, self._new_pins = self._new_pins, set()
+        return sorted(self._pins & (freed | new)) if self._pins else []
+
+    @property
+    def pinned(self) -> int:
+        """The number of slot indices for which sub-tasks wait."""
+        return len(self._pins)
 
     def urgency(self, shape: Shape, now: float) -> tuple[int, float, LaneKey]:
         """Sort key of the next sub-task for this shape: the smaller one is more urgent."""
@@ -108,7 +147,7 @@ class ReadyQueue:
     def peek(self, shape: Shape, now: float) -> SubTask | None:
         """The sub-task that `take` would return."""
         lanes = self._queues[shape]
-        return lanes.by_key[self._next(lanes, now)][0] if lanes.count else None
+        return lanes.first(self._next(lanes, now)) if lanes.count else None
 
     def take(self, queue: Shape | int, now: float) -> SubTask | None:
         """The next sub-task for runners of a shape, or for the slot with this index."""
@@ -116,30 +155,36 @@ class ReadyQueue:
         if not lanes.count:
             return None
         key = self._next(lanes, now)
+        subtask = lanes.first(key)
         lane = lanes.by_key[key]
-        subtask = lane.popleft()
+        lane.popleft()
         lanes.count -= 1
         if not lane:
             lanes.close(key)
+            self._pin_served(queue, lanes)
         return subtask
 
     def since(self, order: int) -> dict[str, float]:
         """Since when the tasks of the batch with this order number have waited."""
         found: dict[str, float] = {}
         for lanes in self._queues.values():
-            for subtask in (
-                subtask for key in lanes.order if key[3] == order for subtask in lanes.by_key[key]
-            ):
-                name = subtask.node.spec.id
-                found[name] = min(subtask.ready_at, found.get(name, subtask.ready_at))
+            for entry in (entry for key in lanes.order if key[3] == order for entry in lanes.by_key[key]):
+                name = entry.node.spec.id
+                found[name] = min(entry.ready_at, found.get(name, entry.ready_at))
         return found
 
-    def drop(self, order: int) -> None:
-        """Removes the sub-tasks of the batch with this order number."""
-        for lanes in self._queues.values():
+    def drop(self, order: int, queues: Iterable[Shape | int]) -> None:
+        """Removes the sub-tasks of the batch with this order number from these queues."""
+        for queue in queues:
+            lanes = self._queues[queue]
             for key in [key for key in lanes.order if key[3] == order]:
-                lanes.count -= len(lanes.by_key[key])
+                lanes.count -= sum(map(_size, lanes.by_key[key]))
                 lanes.close(key)
+            self._pin_served(queue, lanes)
+
+    def _pin_served(self, queue: Shape | int, lanes: _Lanes) -> None:
+        if not lanes.count and isinstance(queue, int):
+            self._pins.discard(queue)
 
     def _next(self, lanes: _Lanes, now: float) -> LaneKey:
         first = lanes.order[0]

@@ -6,6 +6,8 @@ Rules:
 2. Plain runners (shape ``()``) hold no resources of Ray and stay warm. Runners that hold resources are killed as soon
    as no sub-task waits for them: others may need the resources.
 3. A runner that is being killed keeps its slot index until it has exited; then a spare gets the index.
+4. No event walks over all runners: what the core asks for is counted, or stands in a set of its own. A runner in a set is
+   found, put in and taken out at once (they are dicts by runner id, in the order of entering).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from governor.messages import TaskOutcome
     from governor.tasks.scheduling.batch import SubTask
@@ -52,7 +54,7 @@ class Job:
     subtask: SubTask
     taken: bool = False
     presumed: bool = False
-    failed: frozenset[int] = frozenset()
+    failed: set[int] | None = None
     started_at: float | None = None
     position: int = 0
     run: int | None = None
@@ -95,13 +97,26 @@ class RunnerSlot:
 
 @dataclass(slots=True, eq=False)
 class _ShapeSlots:
-    """All runners of one shape. No runner is started before `next_start`."""
+    """All runners of one shape. No runner is started before `next_start`.
+
+    Each is `starting`, `idle`, `outgoing` (idle, and to be replaced: it takes pinned work alone), a spare, dying, or at
+    work; `wanting` are those whose deadline or replacement asks for a spare.
+    """
 
     capacity: int = 0
     free_indices: list[int] = field(default_factory=list)
     slots: dict[int, RunnerSlot] = field(default_factory=dict)
-    idle: list[RunnerSlot] = field(default_factory=list)
-    spares: list[RunnerSlot] = field(default_factory=list)
+    starting: dict[int, RunnerSlot] = field(default_factory=dict)
+    idle: dict[int, RunnerSlot] = field(default_factory=dict)
+    outgoing: dict[int, RunnerSlot] = field(default_factory=dict)
+    spares: dict[int, RunnerSlot] = field(default_factory=dict)
+    wanting: set[int] = field(default_factory=set)
+    by_index: dict[int, RunnerSlot] = field(default_factory=dict)
+    freed: set[int] = field(default_factory=set)
+    """Indices of slots that became idle since the core last looked; the core looks at plain ones."""
+    dying: int = 0
+    dying_indexed: int = 0
+    """Dying runners with a slot index."""
     failed_starts: int = 0
     next_start: float = 0.0
 
@@ -110,32 +125,45 @@ class _ShapeSlots:
         slot.state = "idle"
         if slot.index is None and self.free_indices:
             slot.index = heapq.heappop(self.free_indices)
-        (self.spares if slot.index is None else self.idle).append(slot)
+            self.by_index[slot.index] = slot
+        if slot.index is None:
+            self.spares[slot.runner] = slot
+            return
+        self.freed.add(slot.index)
+        (self.outgoing if slot.replace else self.idle)[slot.runner] = slot
+
+    def take_index(self, slot: RunnerSlot) -> None:
+        """Its index is beyond the capacity."""
+        if slot.index is not None:
+            del self.by_index[slot.index]
+            slot.index = None
 
     def withdraw(self, slot: RunnerSlot) -> None:
         """It takes no work from now on."""
-        for group in (self.idle, self.spares):
-            if slot in group:
-                group.remove(slot)
+        for group in (self.starting, self.idle, self.outgoing, self.spares):
+            group.pop(slot.runner, None)
 
     def free_index(self, slot_index: int) -> None:
         """Gives the index to a spare, unless it is beyond the capacity by now."""
+        del self.by_index[slot_index]
         if slot_index >= self.capacity:
             return
         heapq.heappush(self.free_indices, slot_index)
         if self.spares:
-            self.admit(self.spares.pop())
+            self.admit(self.spares.popitem()[1])
 
     def resize(self, capacity: int) -> None:
         self.capacity = capacity
-        held = {slot.index for slot in self.slots.values()}
-        self.free_indices = [slot_index for slot_index in range(capacity) if slot_index not in held]
-        for slot in [slot for slot in self.idle if slot.index is not None and slot.index >= capacity]:
-            self.idle.remove(slot)
-            slot.index = None
-            self.spares.append(slot)
+        self.free_indices = [index for index in range(capacity) if index not in self.by_index]
+        for group in (self.idle, self.outgoing):
+            for slot in [
+                slot for slot in group.values() if slot.index is not None and slot.index >= capacity
+            ]:
+                del group[slot.runner]
+                self.take_index(slot)
+                self.spares[slot.runner] = slot
         while self.free_indices and self.spares:
-            self.admit(self.spares.pop())
+            self.admit(self.spares.popitem()[1])
 
 
 def holders(shape: Shape, other: Shape) -> int:
@@ -154,6 +182,8 @@ class RunnerSlots:
         """Once set, no runner is started."""
         self._ids = runner_ids
         self._slots: dict[int, RunnerSlot] = {}
+        self._replacing: dict[int, RunnerSlot] = {}
+        """Runners with `replace`, in the order of the requests."""
         self._shapes: defaultdict[Shape, _ShapeSlots] = defaultdict(_ShapeSlots)
 
     def open(self, shape: Shape, capacity: int) -> None:
@@ -170,22 +200,34 @@ class RunnerSlots:
     def all(self) -> list[RunnerSlot]:
         return list(self._slots.values())
 
+    def indexed(self) -> dict[int, RunnerSlot]:
+        """The plain runners by slot index."""
+        return dict(self._shapes[()].by_index)
+
     def get(self, runner: int) -> RunnerSlot | None:
         return self._slots.get(runner)
 
     def at_index(self, slot_index: int) -> RunnerSlot | None:
         """The plain runner with this slot index."""
-        return next((slot for slot in self._shapes[()].slots.values() if slot.index == slot_index), None)
+        return self._shapes[()].by_index.get(slot_index)
+
+    def take_freed(self) -> set[int]:
+        """Indices of plain slots that became idle since the last call."""
+        plain = self._shapes[()]
+        freed, plain.freed = plain.freed, set()
+        return freed
 
     def add(self, runner: int, shape: Shape) -> RunnerSlot:
         """Adds a runner that is starting."""
         slot = RunnerSlot(runner, shape)
-        self._slots[runner] = self._shapes[shape].slots[runner] = slot
+        of_shape = self._shapes[shape]
+        self._slots[runner] = of_shape.slots[runner] = of_shape.starting[runner] = slot
         return slot
 
     def ready(self, slot: RunnerSlot) -> None:
         of_shape = self._shapes[slot.shape]
         of_shape.failed_starts = 0
+        del of_shape.starting[slot.runner]
         of_shape.admit(slot)
 
     def start_failed(self, shape: Shape, now: float) -> bool:
@@ -201,39 +243,59 @@ class RunnerSlots:
         """When runners of this shape may be started again."""
         return self._shapes[shape].next_start
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether any runner is not ready yet."""
+        return any(of_shape.starting for of_shape in self._shapes.values())
+
+    @property
+    def is_dying(self) -> bool:
+        """Whether any runner is being killed."""
+        return any(of_shape.dying for of_shape in self._shapes.values())
+
     def has_usable(self, shape: Shape) -> bool:
         """Whether a runner of this shape exists that is not dying."""
-        return any(slot.state != "dying" for slot in self._shapes[shape].slots.values())
+        of_shape = self._shapes[shape]
+        return len(of_shape.slots) > of_shape.dying
 
     def all_starting(self, shape: Shape) -> bool:
         """Whether all runners of this shape still wait for resources; True for none."""
-        return all(slot.state == "starting" for slot in self._shapes[shape].slots.values())
+        of_shape = self._shapes[shape]
+        return len(of_shape.slots) == len(of_shape.starting)
 
-    def idle(self, shape: Shape) -> list[RunnerSlot]:
-        """Runners that can take work; the last one is to be used first."""
-        return self._shapes[shape].idle
+    def idle(self, shape: Shape) -> Collection[RunnerSlot]:
+        """Runners that can take work and are not to be replaced."""
+        return self._shapes[shape].idle.values()
+
+    def last_idle(self, shape: Shape) -> RunnerSlot | None:
+        """The one of `idle` that is to be used first: the others may be stopped meanwhile."""
+        return next(reversed(self._shapes[shape].idle.values()), None)
 
     def assign(self, slot: RunnerSlot) -> None:
-        idle = self._shapes[slot.shape].idle
-        if idle[-1] is slot:
-            idle.pop()
+        of_shape = self._shapes[slot.shape]
+        group = of_shape.outgoing if slot.replace else of_shape.idle
+        if next(reversed(group)) == slot.runner:
+            group.popitem()  # `del` would leave a gap at the end, which `last_idle` had to pass each time
         else:
-            idle.remove(slot)
+            del group[slot.runner]
         slot.state = "working"
 
     def release(self, slot: RunnerSlot) -> None:
         """Its jobs are over: it is idle again, or a spare if its slot index is beyond the capacity."""
-        slot.revoking = slot.spare_wanted = False
+        slot.revoking = False
+        self.want_spare(slot, wanted=False)
         of_shape = self._shapes[slot.shape]
         if slot.index is not None and slot.index >= of_shape.capacity:
-            slot.index = None
+            of_shape.take_index(slot)
         of_shape.admit(slot)
 
     def mark_dying(self, slot: RunnerSlot) -> None:
-        """The runner takes no more work and is about to be killed."""
+        """The runner takes no more work and is about to be killed. Call it once."""
         of_shape = self._shapes[slot.shape]
         of_shape.withdraw(slot)
         slot.state = "dying"
+        of_shape.dying += 1
+        of_shape.dying_indexed += slot.index is not None
 
     def remove(self, runner: int) -> RunnerSlot | None:
         """Removes a runner that has exited; a spare gets its slot index."""
@@ -246,18 +308,55 @@ class RunnerSlots:
         of_shape = self._shapes[slot.shape]
         del of_shape.slots[runner]
         of_shape.withdraw(slot)
+        of_shape.wanting.discard(runner)
+        self._replacing.pop(runner, None)
+        if slot.state == "dying":
+            of_shape.dying -= 1
+            of_shape.dying_indexed -= slot.index is not None
         if slot.index is not None:
             of_shape.free_index(slot.index)
         return slot
 
+    # -- spares ----------------------------------------------------------------------------------------------
+
+    def want_spare(self, slot: RunnerSlot, *, wanted: bool) -> None:
+        """Whether a runner is to be ready in its place, because it may be killed soon."""
+        if slot.spare_wanted != wanted:
+            slot.spare_wanted = wanted
+            self._note_want(slot)
+
+    def mark_replaced(self, slot: RunnerSlot, *, replace: bool) -> None:
+        """Whether it is to be killed as soon as there is another runner for its place."""
+        of_shape = self._shapes[slot.shape]
+        slot.replace = replace
+        if replace:
+            self._replacing[slot.runner] = slot
+            if of_shape.idle.pop(slot.runner, None) is not None:
+                of_shape.outgoing[slot.runner] = slot
+        else:
+            self._replacing.pop(slot.runner, None)
+        self._note_want(slot)
+
+    def next_replaced(self) -> RunnerSlot | None:
+        """The runner whose replacement was asked for first."""
+        return next(iter(self._replacing.values()), None)
+
+    def _note_want(self, slot: RunnerSlot) -> None:
+        wanting = self._shapes[slot.shape].wanting
+        if slot.spare_wanted or slot.replace:
+            wanting.add(slot.runner)
+        else:
+            wanting.discard(slot.runner)
+
     def has_spare(self, shape: Shape) -> bool:
         """Whether there are more ready spares than dying runners whose slots need one."""
         of_shape = self._shapes[shape]
-        dying = sum(slot.state == "dying" and slot.index is not None for slot in of_shape.slots.values())
-        return len(of_shape.spares) > dying
+        return len(of_shape.spares) > of_shape.dying_indexed
+
+    # -- how many --------------------------------------------------------------------------------------------
 
     def dying(self, shape: Shape) -> int:
-        return sum(slot.state == "dying" for slot in self._shapes[shape].slots.values())
+        return self._shapes[shape].dying
 
     def scale_up(self, shape: Shape, *, waiting: int, now: float) -> list[int]:
         """Numbers of new runners to start, so that waiting sub-tasks get one as soon as the capacity allows."""
@@ -266,14 +365,14 @@ class RunnerSlots:
             return []
         if self.keep_warm and not shape and not of_shape.failed_starts:
             waiting = max(waiting, of_shape.capacity)
-        wants_spare = not shape and any(slot.spare_wanted or slot.replace for slot in of_shape.slots.values())
-        if waiting <= len(of_shape.idle) and not wants_spare:
+        idle = len(of_shape.idle) + len(of_shape.outgoing)
+        wants_spare = not shape and bool(of_shape.wanting)
+        if waiting <= idle and not wants_spare:
             return []
-        starting = sum(slot.state == "starting" for slot in of_shape.slots.values())
-        coming = starting + len(of_shape.idle) + len(of_shape.spares)
+        coming = len(of_shape.starting) + idle + len(of_shape.spares)
         active = len(of_shape.slots) - coming
         number = max(0, min(waiting, of_shape.capacity - active) - coming)
-        if wants_spare and not (number or starting or of_shape.spares):
+        if wants_spare and not (number or of_shape.starting or of_shape.spares):
             number = 1
         new = [next(self._ids) for _ in range(number)]
         for runner in new:
@@ -284,11 +383,11 @@ class RunnerSlots:
         """Marks runners with resources that no sub-task waits for, and spares beyond the first, as dying; returns them."""
         of_shape = self._shapes[shape]
         if not shape:
-            over = of_shape.spares[1:]
+            over = [*of_shape.spares.values()][1:] if len(of_shape.spares) > 1 else []
         elif waiting:
             return []
         else:
-            over = [slot for slot in of_shape.slots.values() if slot.state in ("starting", "idle")]
+            over = [*of_shape.starting.values(), *of_shape.idle.values()]
         for slot in over:
             self.mark_dying(slot)
         return over

@@ -8,7 +8,7 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from governor.messages import TaskRecord
+from governor.messages import EndedRuns, TaskRecord
 from governor.tasks.scheduling.core import Core
 from governor.tasks.scheduling.events import (
     BatchSpec,
@@ -58,7 +58,7 @@ def batches(draw):
             BatchSpec(
                 id=number,
                 tasks=tuple(tasks),
-                done=done,
+                **draw(st.sampled_from([{"done": done}, {"ended": EndedRuns.fold(done)}])),
                 split=draw(st.sampled_from([None, 1, 2])),
                 min_num=draw(st.sampled_from([None, None, 1, 3])),
                 wait_after_min=draw(st.sampled_from([0.0, 1.0])),
@@ -103,6 +103,7 @@ class Story:
                 world.feed(Resized(world.now, {(): self.choose.choice([1, 2, 3])}, {}))
             elif not world.step() and not self.left:
                 break
+            check_counts(world.core.slots)
         world.feed(Resized(world.now, {(): 2}, {}))
 
     def cancel(self, batch):
@@ -141,17 +142,40 @@ def test_every_run_ends_in_exactly_one_outcome_and_every_batch_once(specs, seed,
         check(spec, world, cancelled=hung or spec.id in story.cancelled)
 
 
+def check_counts(slots):
+    """What the slots count, and hold in sets, is what a walk over all runners finds."""
+    for shape, of_shape in slots._shapes.items():
+        every = [slot for slot in slots.all() if slot.shape == shape]
+        idle = [slot for slot in every if slot.state == "idle"]
+        dying = [slot for slot in every if slot.state == "dying"]
+        assert set(of_shape.slots.values()) == set(every)
+        assert set(of_shape.starting.values()) == {slot for slot in every if slot.state == "starting"}
+        assert set(of_shape.spares.values()) == {slot for slot in idle if slot.index is None}
+        assert set(of_shape.outgoing.values()) == {
+            slot for slot in idle if slot.index is not None and slot.replace
+        }
+        assert set(of_shape.idle.values()) == {
+            slot for slot in idle if slot.index is not None and not slot.replace
+        }
+        assert of_shape.wanting == {slot.runner for slot in every if slot.spare_wanted or slot.replace}
+        assert of_shape.by_index == {slot.index: slot for slot in every if slot.index is not None}
+        assert of_shape.dying == len(dying)
+        assert of_shape.dying_indexed == sum(slot.index is not None for slot in dying)
+        assert set(of_shape.free_indices) == set(range(of_shape.capacity)) - of_shape.by_index.keys()
+    assert set(slots._replacing.values()) == {slot for slot in slots.all() if slot.replace}
+
+
 def check(spec, world, *, cancelled):
-    done = {(r.task, r.run): r for r in spec.done}
+    done = {(r.task, r.run): r.outcome for r in spec.done} | ended_before(spec)
     runs = {(t.id, run) for t in spec.tasks for run in range(t.repeat)}
     ended = {key[1:]: record for key, record in world.ended.items() if key[0] == spec.id}
     assert set(ended) == runs - set(done)
-    every = {**ended, **done}
+    every = {**{key: record.outcome for key, record in ended.items()}, **done}
     end = world.batches_ended[spec.id]
-    bad = [r for r in every.values() if r.outcome != "succeeded"]
+    bad = [outcome for outcome in every.values() if outcome != "succeeded"]
     if end.end == "enough":
         assert (
-            sum(all(every[t.id, run].outcome == "succeeded" for run in range(t.repeat)) for t in spec.tasks)
+            sum(all(every[t.id, run] == "succeeded" for run in range(t.repeat)) for t in spec.tasks)
             >= spec.min_num
         )
     else:
@@ -161,5 +185,15 @@ def check(spec, world, *, cancelled):
     for (name, _), record in ended.items():
         assert 0 <= record.attempts <= by_id[name].retries + 1
         if record.outcome == "upstream_failed":
-            causes = [r for (other, _), r in every.items() if other == record.cause]
-            assert any(r.outcome not in ("succeeded", "upstream_failed") for r in causes)
+            causes = [outcome for (other, _), outcome in every.items() if other == record.cause]
+            assert any(outcome not in ("succeeded", "upstream_failed") for outcome in causes)
+
+
+def ended_before(spec):
+    """Outcomes of the runs in `ended`; which ones of a task have failed is not known, apart from the first."""
+    found = {}
+    for name, each in spec.ended.items():
+        others = [run for run in each.runs if each.failure is None or run != each.failure.run]
+        failed = [] if each.failure is None else [each.failure.run, *others[: each.failures - 1]]
+        found |= {(name, run): "failed" if run in failed else "succeeded" for run in each.runs}
+    return found

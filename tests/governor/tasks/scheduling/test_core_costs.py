@@ -1,0 +1,183 @@
+"""What an event costs does not grow: with runners, with `repeat`, with what has ended."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections import deque
+
+import pytest
+
+from governor.index_ranges import IndexRanges
+from governor.messages import EndedRuns, TaskRecord
+from governor.tasks.protocol.wire import Begun, Input, Over
+from governor.tasks.scheduling.core import Core
+from governor.tasks.scheduling.events import (
+    BatchEnded,
+    BatchSpec,
+    BatchSubmitted,
+    Dispatch,
+    RunEnded,
+    RunnerReady,
+    RunnerReported,
+)
+from tests.support.tasks.core_world import GPU, Driver, task
+
+
+def cost(*, runners, repeat, split=1, pinned=False):
+    """CPU seconds of each run, while all runners are busy; or `pinned`: one does it, all others have work of their own,
+    and more that waits for them.
+    """
+    core = Core(capacity={(): runners})
+    for effect in core.warm(0.0):
+        core.on(RunnerReady(0.0, effect.runner))
+    for index in range(1, runners if pinned else 0):
+        for name in (f"now {index}", f"then {index}"):
+            core.on(BatchSubmitted(0.0, BatchSpec(id=name, tasks=(task("own"),), pin=index)))
+    began = time.thread_time()
+    batch = BatchSpec(id="b", tasks=(task("t", repeat=repeat),), split=split)
+    busy = deque(each for each in core.on(BatchSubmitted(0.0, batch)) if isinstance(each, Dispatch))
+    assert len(busy) == (1 if pinned or split is None else runners)
+    while busy:
+        sent = busy.popleft()
+        for attempt in sent.attempts:
+            for run in attempt.runs:
+                news = [Begun(attempt.ticket, run, 0.0), Over(attempt.ticket, run, 0.0, 1.0)]
+                new = core.on(RunnerReported(0.0, sent.runner, news))
+                busy += [each for each in new if isinstance(each, Dispatch)]
+    assert "b" not in core.batches
+    return (time.thread_time() - began) / repeat
+
+
+def ratio(small, large):
+    """Of the least of some turns."""
+    turns = [(cost(**small), cost(**large)) for _ in range(5)]
+    return min(large for _, large in turns) / min(small for small, _ in turns)
+
+
+def test_the_number_of_runners_does_not_matter():
+    assert ratio({"runners": 4, "repeat": 3_000}, {"runners": 1_024, "repeat": 3_000}) < 2
+
+
+def test_sub_tasks_that_wait_for_their_own_slots_do_not_matter():
+    few = {"runners": 4, "repeat": 1_000, "pinned": True}
+    assert ratio(few, {**few, "runners": 512}) < 2
+
+
+def test_repeat_does_not_matter_in_one_sub_task():
+    few = {"runners": 1, "repeat": 1_000, "split": None}
+    assert ratio(few, {**few, "repeat": 16_000}) < 2
+
+
+def test_repeat_does_not_matter_in_many_sub_tasks():
+    assert ratio({"runners": 4, "repeat": 1_000}, {"runners": 4, "repeat": 32_000}) < 2
+
+
+def memory(do):
+    """Bytes that are kept after it, and that it has used at most."""
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        kept = do()
+        now, most = tracemalloc.get_traced_memory()
+        assert kept is not None
+        return now - before, most - before
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_million_runs_that_wait_are_one_entry():
+    driver = Driver(slots=0)
+    _, most = memory(lambda: [driver.submit(task("t", repeat=1_000_000), split=1)])
+    assert most < 10_000
+    assert driver.core.ready.waiting(()) == 1_000_000
+
+
+@pytest.mark.parametrize("split", [1, 100])
+def test_what_has_ended_takes_no_record(split):
+    core = Core(capacity={(): 1})
+    [starting] = core.warm(0.0)
+    core.on(RunnerReady(0.0, starting.runner))
+    batch = BatchSpec(id="b", tasks=(task("t", repeat=10_001),), split=split)
+    [first] = core.on(BatchSubmitted(0.0, batch))
+
+    def play():
+        sent = first
+        for run in range(10_000):
+            if run not in sent.attempts[0].runs:
+                raise AssertionError(run)
+            ticket = sent.attempts[0].ticket
+            news = [Begun(ticket, run, 0.0), Over(ticket, run, 0.0, 1.0, value={"return": float(run)})]
+            sent = next((e for e in core.on(RunnerReported(0.0, 0, news)) if isinstance(e, Dispatch)), sent)
+        return core
+
+    kept, _ = memory(play)
+    assert kept < 8 * 10_000
+
+
+def test_results_stay_as_long_as_a_task_with_runs_left_depends_on_them():
+    driver = Driver(task("a"), task("alone"), task("b", "a"), task("c", "a"), slots=1)
+    sent = driver.ready(0)
+    nodes = driver.core.batches["b"].nodes
+    for name in ("a", "alone", "b", "c"):
+        assert sent.attempts[0].task.id == name
+        assert (nodes["a"].results == {0: Input(value=7)}) == (name in ("alone", "b", "c"))
+        assert nodes["alone"].results is None
+        driver.begin(sent, 0.0)
+        sent = next(iter(driver.of(Dispatch, driver.end(sent, 0.0, value=7))), None)
+    assert nodes["a"].results is None
+
+
+def test_what_ended_before_counts_by_ranges():
+    failed = TaskRecord(task="bad", run=3, outcome="timed_out", error="late")
+    ended = {
+        "bad": EndedRuns(runs=IndexRanges.of(range(2, 9)), failures=4, failure=failed),
+        "good": EndedRuns(runs=IndexRanges.of(range(1, 900))),
+        "gone": EndedRuns(runs=IndexRanges.of([0])),
+    }
+    driver = Driver(slots=1)
+    driver.ready(0)
+    driver.submit(
+        task("bad", repeat=9, resources={"gpus": 1.0}),
+        task("good", repeat=900),
+        task("all", "good"),
+        task("none", "bad"),
+        split=1,
+        ended=ended,
+        results={"good": {5: Input(value=5)}},
+    )
+    assert driver.core.outcomes.pending == 2 + 1 + 1
+    assert driver.core.ready.waiting(GPU) == 2
+    driver.ready(0)
+    driver.ready(1)
+    while sent := next((each for each in driver.of(Dispatch) if each.attempts[0].ticket > 0), None):
+        driver.effects.remove(sent)
+        if sent.attempts[0].task.id == "all":
+            inputs = driver.core.batches["b"].inputs(sent.attempts[0].task)
+            assert inputs["good"] == [Input(value=n if n in (0, 5) else None) for n in range(900)]
+        driver.do(sent, 0.0, value=0)
+    records = driver.records()
+    assert {key for key, record in records.items() if record.outcome == "succeeded"} == {
+        ("bad", 0),
+        ("bad", 1),
+        ("good", 0),
+        ("all", 0),
+    }
+    assert records["none", 0].cause == "bad"
+    [end] = driver.of(BatchEnded)
+    assert (end.failures, end.first_failure) == (5, 'task "bad" run 3 timed_out: late')
+    assert len(driver.of(RunEnded)) == 5
+
+
+def test_a_fold_names_the_first_failures_in_their_order():
+    records = [
+        TaskRecord(task="a", run=1, outcome="succeeded"),
+        TaskRecord(task="c", run=0, outcome="failed", error="1"),
+        TaskRecord(task="b", run=5, outcome="crashed", error="2"),
+        TaskRecord(task="c", run=2, outcome="failed", error="3"),
+        TaskRecord(task="a", run=0, outcome="succeeded"),
+    ]
+    found = EndedRuns.fold(records)
+    assert [*found] == ["c", "b", "a"]
+    assert found["a"] == EndedRuns(runs=IndexRanges(bounds=[0, 2]))
+    assert (found["c"].failures, found["c"].failure.error) == (2, "1")
