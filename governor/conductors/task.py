@@ -26,7 +26,7 @@ from governor.processes import kill_tree
 from governor.tasks.api import DynamicTimeout
 from governor.tasks.cluster.cluster import Cluster
 from governor.tasks.engine import Engine
-from governor.tasks.phases.task_graph import PhaseTasks
+from governor.tasks.phases.task_graph import PhaseTasks, results_needed
 from governor.tasks.scheduling.dynamic_timeout import TimeoutEstimator
 
 if TYPE_CHECKING:
@@ -122,6 +122,11 @@ class TaskConductor(Conductor):
         if engine is None:
             return refused(NOT_READY)
 
+        try:
+            results = await asyncio.to_thread(results_needed, command, self.spec.uid)
+        except ConductorError as error:
+            return refused(error.reason)
+
         def make() -> tuple[PhaseTasks, Coroutine[Any, Any, None]]:
             phase = PhaseTasks(
                 command=command,
@@ -130,7 +135,7 @@ class TaskConductor(Conductor):
                 ray_answers=self._cluster.answers,
                 limits=self._limits(command.dynamic_timeout),
             )
-            phase.begin()
+            phase.begin(results)
             return phase, self._work(phase)
 
         return await self._tasks.begin(command.phase, make)

@@ -8,18 +8,46 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from sqlite3 import Connection, ProgrammingError
+from contextlib import closing
+from sqlite3 import Connection, Error, ProgrammingError, connect
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
+from governor.errors import JournalError
 from governor.journal import schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+_TASKS: Final = (
+    "SELECT data FROM runs JOIN records ON records.run = runs.position"
+    " WHERE uid = ? AND kind = 'task' AND phase = ? ORDER BY records.position"
+)
 READ_ON_SECONDS: Final = 1.0
 """How long an interrupted read may take to end. The file of one that takes longer stays open until the process ends."""
 THREADS: Final = 4
+
+
+class TaskValue(msgspec.Struct, frozen=True, gc=False):
+    """What a `TaskRecord` has for tasks that depend on it."""
+
+    task: str
+    run: int
+    value: Any = None
+    value_file: str | None = None
+
+
+def values_of_tasks(path: Path, uid: str, phase: int) -> Iterator[TaskValue]:
+    """The ended runs of tasks of a phase, for another process than the daemon. Raises JournalError."""
+    decoder = msgspec.msgpack.Decoder(list[TaskValue])
+    try:
+        with closing(connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            for (data,) in connection.execute(_TASKS, (uid, phase)):
+                yield from decoder.decode(data)
+    except (Error, msgspec.MsgspecError) as error:
+        raise JournalError(f"the journal {path} cannot be read: {error}") from error
 
 
 class Readers:

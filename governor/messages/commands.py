@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from governor.messages.base import Message
 from governor.messages.conductor import TaskSpec
 from governor.messages.figures import PhaseFigures
-from governor.messages.results import TaskRecord
+from governor.messages.results import EndedRuns
 from governor.units.fields import AnyDuration, Count, Duration, Name
 from governor.units.sections import Section
 
@@ -189,7 +189,8 @@ class StartSimulation(Message, frozen=True):
 
 
 class StartTasks(Message, frozen=True):
-    """Run the task graph of a phase. `done` are runs of tasks that ended before this incarnation began.
+    """Run the task graph of a phase. `done` is what had ended of it before this incarnation began, as `EndedRuns.fold`
+    gives it; the values of these runs lie in the journal, whose path is `journal`.
 
     `max_repeat_per_runner` runs of a task are executed by one runner in a row. Once `min_num` tasks have succeeded, or
     all but the part `over_rollout`, what is left has `wait_after_min` seconds. `grace` is seconds from the end of an
@@ -200,7 +201,8 @@ class StartTasks(Message, frozen=True):
     name: str
     tasks: tuple[TaskSpec, ...]
     seed: int
-    done: tuple[TaskRecord, ...] = ()
+    done: dict[str, EndedRuns] = {}
+    journal: str = ""
     max_repeat_per_runner: int | None = 1
     min_num: int | None = None
     over_rollout: float = 0.0

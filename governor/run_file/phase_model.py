@@ -95,7 +95,9 @@ class TaskSection(Section):
     ] = ()
     repeat: Annotated[
         int,
-        Field(ge=1, le=100_000, description="Runs of the task; its dependants get their results as a list."),
+        Field(
+            ge=1, le=1_000_000, description="Runs of the task; its dependants get their results as a list."
+        ),
     ] = 1
     timeout: Annotated[
         Duration | None,

@@ -14,7 +14,7 @@ from governor.runs.liveness import USER_CODE_SECONDS
 
 if TYPE_CHECKING:
     from governor.journal.runs_table import RunRow
-    from governor.messages import TaskRecord
+    from governor.messages import EndedRuns
     from governor.run_file.model import AgentSection
     from states.plan import RunPlan
 
@@ -95,8 +95,8 @@ class Assignment(Waiting):
         """How long a conductor whose user code holds Python's lock may take to be killed (`liveness.silence_limit`)."""
         return self.run.deadlines.liveness + max(episode_timeout or 0.0, USER_CODE_SECONDS)
 
-    def tasks(self, phase: int, *, done: list[TaskRecord]) -> StartTasks:
-        """The command that begins the task graph of a phase."""
+    def tasks(self, phase: int, *, done: dict[str, EndedRuns], journal: str = "") -> StartTasks:
+        """The command that begins the task graph of a phase. `journal` is its path, where something is done."""
         chosen = self.run.phases[phase]
         is_eval = chosen.mode == "eval"
         return StartTasks(
@@ -104,7 +104,8 @@ class Assignment(Waiting):
             name=chosen.name,
             tasks=tuple(TaskSpec(**task.model_dump(), is_eval=is_eval) for task in chosen.tasks),
             seed=self.run.seed,
-            done=tuple(done),
+            done=done,
+            journal=journal,
             max_repeat_per_runner=chosen.max_repeat_per_runner,
             min_num=chosen.min_num,
             over_rollout=chosen.over_rollout,

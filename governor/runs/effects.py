@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from governor import logs
 from governor.errors import JournalError
-from governor.messages import Refused, StartSimulation, StartTasks, StopPartCommand
+from governor.messages import EndedRuns, Refused, StartSimulation, StartTasks, StopPartCommand
 from governor.runs.conductor_process import ConductorProcess
 from governor.runs.result import figures_of, record_result
 from states import events
@@ -137,7 +137,7 @@ class EffectRunner:
         if isinstance(command, StartSimulation):
             run.progress.enter_simulation(command.done)
         else:
-            run.progress.tasks_ended = len(command.done)
+            run.progress.tasks_ended = sum(len(each.runs) for each in command.done.values())
         try:
             reply = await run.command(effect.conductor, effect.incarnation, command, seconds=COMMAND_SECONDS)
             reason = reply.message if isinstance(reply, Refused) else ""
@@ -160,7 +160,8 @@ class EffectRunner:
         assignment, journal = self._run.assignment, self._run.context.journal
         if effect.part == "simulation":
             return assignment.simulation(effect.phase, done=figures_of(journal, assignment, effect.phase))
-        return assignment.tasks(effect.phase, done=[*journal.tasks(self._run.uid, effect.phase)])
+        done = EndedRuns.fold(journal.tasks(self._run.uid, effect.phase))
+        return assignment.tasks(effect.phase, done=done, journal=str(journal.path))
 
     async def _stop_part(self, effect: StopPart) -> None:
         command = StopPartCommand(phase=effect.phase, reason=effect.reason)

@@ -64,7 +64,7 @@ def task_of(run: Run, folder: str, task: str, *, phase: str | None, number: int 
     chosen = number or 0
     if not 0 <= chosen < section.repeat:
         raise UsageError(f"task {task!r} has {_range('run', section.repeat)}, not {chosen}")
-    command = Assignment(uid=UID, run=run, folder=folder).tasks(index, done=[])
+    command = Assignment(uid=UID, run=run, folder=folder).tasks(index, done={})
     return TaskTrial(command=command, task=task, run=chosen, timeout=section.timeout)
 
 

@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from governor import logs
-from governor.errors import ConductorError
+from governor.errors import ConductorError, JournalError
+from governor.journal.readers import values_of_tasks
 from governor.messages import Log, PartEndedReport, TaskAttemptEnded, TaskEnded, TaskStarted
 from governor.tasks.errors import GraphError
 from governor.tasks.ports import LEVELS, BatchListener
+from governor.tasks.protocol.wire import Input
 from governor.tasks.scheduling.events import BatchSpec
 from governor.tasks.scheduling.wait_policy import min_wait_num
 from governor.tasks.work import file_name
@@ -71,10 +74,15 @@ class PhaseTasks(BatchListener):
         """Queued log lines."""
         self._dropped = 0
 
-    def begin(self) -> None:
-        """Raises ConductorError when the graph has faults."""
+    def begin(self, results: dict[str, dict[int, Input]] | None = None) -> None:
+        """`results` as of `results_needed`. Raises ConductorError when the graph has faults."""
         command = self._command
-        log.info("tasks.begin", phase=command.name, tasks=len(command.tasks), done=len(command.done))
+        log.info(
+            "tasks.begin",
+            phase=command.name,
+            tasks=len(command.tasks),
+            done=sum(len(each.runs) for each in command.done.values()),
+        )
         min_num = command.min_num
         if command.over_rollout:
             enough = min_wait_num(len(command.tasks), command.over_rollout)
@@ -82,7 +90,8 @@ class PhaseTasks(BatchListener):
         batch = BatchSpec(
             id=command.phase,
             tasks=command.tasks,
-            done=command.done,
+            ended=command.done,
+            results=results or {},
             split=command.max_repeat_per_runner,
             min_num=min_num,
             wait_after_min=command.wait_after_min,
@@ -187,6 +196,23 @@ class PhaseTasks(BatchListener):
     def _queue_report(self, event: ConductorEvent) -> None:
         self._reports.append(event)
         self._to_report.set()
+
+
+def results_needed(command: StartTasks, uid: str) -> dict[str, dict[int, Input]]:
+    """The results of ended runs that tasks with runs left depend on, from the journal, by task and run. Blocks. Raises
+    ConductorError.
+    """
+    ended = {name: len(each.runs) for name, each in command.done.items()}
+    unended = [task for task in command.tasks if ended.get(task.id, 0) < task.repeat]
+    needed = {name for task in unended for name in task.depends_on} & ended.keys()
+    found: dict[str, dict[int, Input]] = {name: {} for name in needed}
+    try:
+        for each in values_of_tasks(Path(command.journal), uid, command.phase) if needed else ():
+            if each.task in needed and (each.value is not None or each.value_file is not None):
+                found[each.task][each.run] = Input(value=each.value, file=each.value_file)
+    except JournalError as error:
+        raise ConductorError(str(error)) from error
+    return found
 
 
 def _is_crash(event: ConductorEvent) -> bool:

@@ -12,6 +12,7 @@ import pytest
 
 from governor.errors import JournalError
 from governor.journal.journal import Journal
+from governor.journal.readers import values_of_tasks
 from governor.messages import EpisodeRecord, TaskRecord, encode
 from governor.messages.figures import PhaseFigures
 from tests.support.run_results import run_result
@@ -51,6 +52,16 @@ async def test_written_records_are_there_after_a_restart(tmp_path):
     await second.write(lambda tx: tx.event("r1", "k", {}))
     assert second.last_event("r1") == 302
     await second.close()
+
+
+async def test_another_process_reads_what_tasks_have_returned(journal, tmp_path):
+    await journal.write(submission())
+    records = [msgspec.structs.replace(task("t", run=run), value={"run": run}) for run in range(3)]
+    await journal.write(lambda tx: (tx.tasks("r1", 1, records), tx.tasks("r1", 0, [task("other")])))
+    found = [*values_of_tasks(journal.path, "r1", 1)]
+    assert [(each.task, each.run, each.value) for each in found] == [("t", n, {"run": n}) for n in range(3)]
+    with pytest.raises(JournalError, match="cannot be read"):
+        [*values_of_tasks(tmp_path / "none.db", "r1", 1)]
 
 
 async def test_many_writers_share_one_commit(journal):

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from governor.messages import DynamicTimeoutSpec, StartTasks, TaskSpec
+from governor.messages import (
+    DynamicTimeoutSpec,
+    EndedRuns,
+    StartTasks,
+    TaskRecord,
+    TaskSpec,
+    decode_command,
+    encode,
+)
 from governor.run_file.load import parse
 from governor.runs.assignment import Assignment
 from governor.runs.liveness import silence_limit
@@ -48,7 +56,7 @@ def test_every_key_of_a_phase_and_its_tasks_reaches_the_conductor():
         },
         seed=5,
     )
-    assert made.tasks(0, done=[]) == StartTasks(
+    assert made.tasks(0, done={}) == StartTasks(
         phase=0,
         name="p",
         seed=5,
@@ -79,10 +87,20 @@ def test_every_key_of_a_phase_and_its_tasks_reaches_the_conductor():
 
 
 def test_what_is_not_set_is_the_commands_own_default():
-    made = assignment({"tasks": [{"id": "a", "call": "m:f"}]}).tasks(0, done=[])
+    made = assignment({"tasks": [{"id": "a", "call": "m:f"}]}).tasks(0, done={})
     assert made == StartTasks(phase=0, name="p", seed=0, tasks=(TaskSpec(id="a", call="m:f"),))
     nothing_split = assignment({"tasks": [{"id": "a", "call": "m:f"}], "max_repeat_per_runner": None})
-    assert nothing_split.tasks(0, done=[]).max_repeat_per_runner is None
+    assert nothing_split.tasks(0, done={}).max_repeat_per_runner is None
+
+
+def test_what_is_done_is_told_in_the_size_of_its_gaps():
+    section = {"tasks": [{"id": "a", "call": "m:f", "repeat": 100_000}]}
+    records = (TaskRecord(task="a", run=run, outcome="succeeded", value=run) for run in range(99_000))
+    command = assignment(section).tasks(0, done=EndedRuns.fold(records), journal="/j.db")
+    packed = encode(command)
+    assert len(packed) < 1_000
+    assert decode_command(packed) == command
+    assert command.done["a"].runs.bounds == [0, 99_000]
 
 
 def test_models_are_a_setting_of_the_task_conductor_alone():

@@ -74,8 +74,11 @@ class Harness:
 
     async def run(self, *tasks, seconds=30, **fields):
         """Runs a graph; returns its records by (task, run), and all events."""
-        phase, link = self.phase(*tasks, **fields)
-        phase.begin()
+        return await self.play(*self.phase(*tasks, **fields), seconds=seconds)
+
+    async def play(self, phase, link, *, results=None, seconds=30):
+        """Runs a phase, with the results of what is done."""
+        phase.begin(results)
         async with asyncio.timeout(seconds):
             await phase.run()
         return GraphResult(link.events)

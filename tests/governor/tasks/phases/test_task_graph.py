@@ -8,11 +8,24 @@ import signal
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from governor.errors import ConductorError
-from governor.messages import Log, PartEndedReport, TaskAttemptEnded, TaskEnded, TaskRecord, TaskStarted
-from governor.tasks.phases.task_graph import LINES_WAITING, REPORTS_AT_ONCE
+from governor.index_ranges import IndexRanges
+from governor.journal.journal import Journal
+from governor.messages import (
+    EndedRuns,
+    Log,
+    PartEndedReport,
+    StartTasks,
+    TaskAttemptEnded,
+    TaskEnded,
+    TaskRecord,
+    TaskStarted,
+)
+from governor.tasks.phases.task_graph import LINES_WAITING, REPORTS_AT_ONCE, results_needed
+from governor.tasks.protocol.wire import Input
 from tests.support.living import lives
 
 GRACE = 0.4
@@ -202,7 +215,7 @@ async def test_stop_in_the_middle_cancels_everything_and_leaves_no_process(harne
             assert not lives(event.pid)
 
 
-async def test_done_runs_are_kept_and_their_values_are_inputs(harness, task):
+async def test_done_runs_are_kept_and_their_values_are_inputs(harness, task, tmp_path):
     kept = harness.folder / "results" / "old.json"
     kept.parent.mkdir(exist_ok=True)
     kept.write_text("[7]")
@@ -213,19 +226,48 @@ async def test_done_runs_are_kept_and_their_values_are_inputs(harness, task):
         ),
         TaskRecord(task="bad", run=0, outcome="timed_out", attempts=1, seconds=1.0, error="late"),
     )
-    result = await harness.run(
+    path = tmp_path / "governor.db"
+    phase, link = harness.phase(
         task("many", "mine", repeat=2),
         task("file", "fail"),
         task("bad", "fail"),
         task("all", "collect", "many", "file"),
         task("lost", "nothing", "bad"),
-        done=done,
+        done=EndedRuns.fold(done),
+        journal=str(path),
     )
+    journal = Journal(path)
+    await journal.write(lambda tx: tx.submit(uid="r1", key=None, name="r", spec={}, folder="/"))
+    await journal.write(lambda tx: tx.tasks("r1", phase.phase, done))
+    results = results_needed(phase._command, "r1")
+    assert results == {
+        "many": {0: Input(value="old")},
+        "file": {0: Input(file="results/old.json")},
+        "bad": {},
+    }
+    await journal.close()
+    result = await harness.play(phase, link, results=results)
     assert set(result.records) == {("many", 1), ("all", 0), ("lost", 0)}
     assert result["all"].value == {"many": ["old", 1], "file": [7]}
     assert result["lost"].cause == "bad"
     assert result.end.failures == 2
     assert result.end.first_failure == 'task "bad" run 0 timed_out: late'
+
+
+async def test_only_results_that_are_needed_are_read(harness, task, tmp_path):
+    whole = EndedRuns(runs=IndexRanges.of([0]))
+    command = StartTasks(
+        phase=0,
+        name="p",
+        seed=0,
+        tasks=(task("a", "nothing"), task("b", "nothing", "a"), task("c", "nothing", "b")),
+        done={"a": whole, "b": whole},
+        journal=str(tmp_path / "none.db"),
+    )
+    with pytest.raises(ConductorError, match=r"journal .*none\.db cannot be read"):
+        results_needed(command, "r1")
+    assert results_needed(msgspec.structs.replace(command, done={}), "r1") == {}
+    assert results_needed(msgspec.structs.replace(command, done=dict.fromkeys("abc", whole)), "r1") == {}
 
 
 async def test_a_graph_with_faults_is_refused_before_anything_runs(harness, task):
