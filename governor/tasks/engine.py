@@ -179,6 +179,11 @@ class Engine:
         """What has not ended of the batch ends as `cancelled`."""
         self._handle(Cancelled(time.monotonic(), batch, reason, gentle))
 
+    def pause(self, *, paused: bool) -> None:
+        """Whether no further sub-task is dispatched; those on runners go on, and what else waits keeps its place."""
+        self._core.is_paused = paused
+        self._handle(Tick(time.monotonic()))
+
     def explain(self, batch: BatchId) -> list[Waiting]:
         """What every task that has not ended waits for. Raises KeyError for a batch that is not active."""
         return explain(self._core, batch)

@@ -4,8 +4,8 @@ Rules:
 1. Events are reported in order: `TaskStarted` before `TaskEnded`, `PartEndedReport` last. An event does not wait for the
    acknowledgement of the one before.
 2. A start is reported unless its end came with it: a task that takes a millisecond is one event, not two.
-3. While the governor is unavailable all events are queued, except log lines of users beyond `LINES_WAITING`: those are
-   dropped and counted, and the count is reported as a line of its own.
+3. Events are queued until the governor takes them; beyond `REPORTS_WAITING` no further task begins. Log lines of users
+   beyond `LINES_WAITING` are dropped and counted, and the count is reported as a line of its own.
 4. A runner that exits with Ray is no crash of its task: it is not reported, and the task runs again when the run is
    resumed.
 """
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     )
 
 REPORTS_AT_ONCE: Final = 1024
+REPORTS_WAITING: Final = 16 * REPORTS_AT_ONCE
+"""The queue is short where the journal is faster than the tasks; with the shortest ones it may be slower."""
 LINES_WAITING: Final = 4096
 """Each has up to 4,000 characters; a traceback 20,000."""
 log = logs.get_logger()
@@ -70,6 +72,7 @@ class PhaseTasks(BatchListener):
         self._limits = limits
         self._reports: deque[ConductorEvent] = deque()
         self._to_report = asyncio.Event()
+        self._paused = False
         self._lines = 0
         """Queued log lines."""
         self._dropped = 0
@@ -188,6 +191,8 @@ class PhaseTasks(BatchListener):
         self._lines -= sum(isinstance(event, Log) for event in batch)
         if not self._reports:
             self._to_report.clear()
+        if self._paused and len(self._reports) < REPORTS_WAITING // 2:
+            self._pause(paused=False)
         if self._dropped:
             batch.insert(0, Log(level="warning", event="task.logs_dropped", data={"lines": self._dropped}))
             self._dropped = 0
@@ -196,6 +201,12 @@ class PhaseTasks(BatchListener):
     def _queue_report(self, event: ConductorEvent) -> None:
         self._reports.append(event)
         self._to_report.set()
+        if len(self._reports) >= REPORTS_WAITING and not self._paused:
+            self._pause(paused=True)
+
+    def _pause(self, *, paused: bool) -> None:
+        self._paused = paused
+        self._engine.pause(paused=paused)
 
 
 def results_needed(command: StartTasks, uid: str) -> dict[str, dict[int, Input]]:

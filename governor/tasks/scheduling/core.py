@@ -67,6 +67,8 @@ class Core:
         self.batches: Mapping[BatchId, Batch] = self.outcomes.batches
         """Those that have not ended."""
         self.attempts = Attempts(slots=self.slots, outcomes=self.outcomes, grace=grace)
+        self.is_paused = False
+        """While it is set, no further sub-task is dispatched; attempts on runners go on. A `Tick` ends a pause."""
         for shape, number in capacity.items():
             self.slots.open(shape, number)
 
@@ -194,10 +196,12 @@ class Core:
             if batch.limits is not None and batch.end != "stopped":
                 batch.limits.step_done(batch.id)
         self._replace()
-        self._assign_pinned()
+        if not self.is_paused:
+            self._assign_pinned()
         for shape in self.slots.shapes():
             self._preempt_idle(shape)
-            self._assign(shape)
+            if not self.is_paused:
+                self._assign(shape)
             waiting = self.ready.waiting(shape) + (0 if shape else self.ready.pinned)
             for slot in self.slots.scale_down(shape, waiting=waiting):
                 self.attempts.emit(KillRunner(slot.runner, "not needed any more"))

@@ -14,6 +14,19 @@ from governor.tasks.scheduling.events import (
 from tests.support.tasks.core_world import Driver, task
 
 
+def test_nothing_is_dispatched_while_all_is_paused():
+    driver = Driver(task("a", repeat=3), slots=1, batch={"split": 1})
+    sent = driver.ready(0)
+    driver.core.is_paused = True
+    assert not driver.of(Dispatch, driver.do(sent, 0.0))
+    assert not driver.of(Dispatch, driver.submit(task("pinned"), batch="p", pin=0))
+    driver.core.is_paused = False
+    [pinned] = driver.of(Dispatch, driver.tick(0.0))
+    assert pinned.attempts[0].batch == "p"
+    [second] = driver.of(Dispatch, driver.do(pinned, 0.0))
+    assert second.attempts[0].runs == (1,)
+
+
 def held(*tasks):
     driver = Driver()
     driver.on(BatchSubmitted(0.0, BatchSpec(id="b", tasks=tasks), held=True))
