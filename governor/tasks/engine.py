@@ -135,6 +135,9 @@ class Engine:
         self._changed.set()
         for batch in list(self._core.batches):
             self.cancel(batch, reason="the scheduler was stopped")
+        while self._core.outcomes.has_followers:
+            self.pause(paused=False)
+            await asyncio.sleep(0)
         await self._runners.close()
         if self._alarm is not None:
             self._alarm.cancel()

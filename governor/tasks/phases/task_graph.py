@@ -73,6 +73,8 @@ class PhaseTasks(BatchListener):
         self._reports: deque[ConductorEvent] = deque()
         self._to_report = asyncio.Event()
         self._paused = False
+        self._is_over = False
+        """Nothing is reported any more."""
         self._lines = 0
         """Queued log lines."""
         self._dropped = 0
@@ -110,6 +112,13 @@ class PhaseTasks(BatchListener):
 
     async def run(self) -> None:
         """Returns when `PartEndedReport` is in the journal. Raises ConductorError when Ray is lost."""
+        try:
+            await self._report_all()
+        finally:
+            self._is_over = True
+            self._reports.clear()
+
+    async def _report_all(self) -> None:
         while True:
             await self._to_report.wait()
             batch = self._next_reports()
@@ -199,6 +208,8 @@ class PhaseTasks(BatchListener):
         return batch
 
     def _queue_report(self, event: ConductorEvent) -> None:
+        if self._is_over:
+            return
         self._reports.append(event)
         self._to_report.set()
         if len(self._reports) >= REPORTS_WAITING and not self._paused:

@@ -13,6 +13,7 @@ Rules:
 from __future__ import annotations
 
 import math
+from itertools import chain
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
@@ -27,7 +28,7 @@ from governor.tasks.scheduling.events import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from governor.messages import EndedRuns
     from governor.tasks.api import BatchId
@@ -66,15 +67,16 @@ class TaskNode:
         self.failure: TaskRecord | None = None
         """Of its first run that did not succeed."""
         self._ended: bytearray | None = None
-        """A byte for each run, 1 once it has its outcome."""
+        """A byte for each run, 1 once it has its outcome; None while `left` tells it."""
 
     def ended(self, run: int) -> bool:
-        return self._ended is not None and self._ended[run] == 1
+        return not self.left or (self._ended is not None and self._ended[run] == 1)
 
     def end(self, run: int) -> None:
-        if self._ended is None:
-            self._ended = bytearray(self.spec.repeat)
-        self._ended[run] = 1
+        if self.spec.repeat > 1:
+            if self._ended is None:
+                self._ended = bytearray(self.spec.repeat)
+            self._ended[run] = 1
         self.left -= 1
 
     def end_range(self, begin: int, end: int) -> None:
@@ -86,7 +88,7 @@ class TaskNode:
 
     def next_unended(self, begin: int, end: int) -> int | None:
         """The first run from `begin` on, below `end`, that has no outcome."""
-        if begin >= end:
+        if begin >= end or not self.left:
             return None
         if self._ended is None:
             return begin
@@ -96,9 +98,18 @@ class TaskNode:
     def unended(self, begin: int, end: int) -> Sequence[int]:
         """The runs in this range without an outcome."""
         ended = self._ended
+        if not self.left:
+            return ()
         if ended is None or ended.find(1, begin, end) < 0:
             return range(begin, end)
         return [run for run in range(begin, end) if not ended[run]]
+
+    def each_unended(self, begin: int = 0) -> Iterator[int]:
+        """The runs from `begin` on without an outcome, as it is when each is asked for."""
+        run = self.next_unended(begin, self.spec.repeat)
+        while run is not None:
+            yield run
+            run = self.next_unended(run + 1, self.spec.repeat)
 
 
 class SubTask(msgspec.Struct, eq=False):
@@ -186,6 +197,8 @@ class Batch:
         self.first_failure = ""
         self.end: Literal["tasks_done", "enough", "stopped"] = "tasks_done"
         self.enough_at: float | None = None
+        self.withdrawn = False
+        """Whether no task of it becomes ready any more: all that is left is being cancelled."""
         self.held: list[TaskNode] = []
         """Tasks that are ready once the batch is released."""
         self.at_work: dict[int, tuple[RunnerSlot, Job]] = {}
@@ -203,12 +216,10 @@ class Batch:
     def id(self) -> BatchId:
         return self.spec.id
 
-    def begin(self) -> tuple[list[TaskRecord], list[TaskNode]]:
-        """Records of runs that can never run because of ended ones, and the tasks that are ready."""
-        ended: list[TaskRecord] = []
-        for node in self.nodes.values() if self.failures else ():
-            if node.failure is not None:
-                ended += self._spread(node, node.failure)
+    def begin(self) -> tuple[Iterator[TaskRecord], list[TaskNode]]:
+        """Ends of runs that can never run because of ended ones, and the tasks that are ready."""
+        failed = [(node, node.failure) for node in self.nodes.values() if node.failure is not None]
+        ended = chain.from_iterable(self._spread(node, failure) for node, failure in failed)
         ready = [node for node in self.nodes.values() if not node.spec.depends_on and node.left]
         for node in self.nodes.values() if self._resumed else ():
             if node.left == 0 and node.failure is None:
@@ -224,28 +235,36 @@ class Batch:
             found[name] = [results.get(run, _NO_VALUE) for run in range(node.spec.repeat)]
         return found
 
-    def enter(self, node: TaskNode, record: TaskRecord) -> tuple[list[TaskRecord], list[TaskNode]]:
+    def enter(self, node: TaskNode, record: TaskRecord) -> tuple[Iterator[TaskRecord] | None, list[TaskNode]]:
         """Enters the outcome of a run; returns the `upstream_failed` that follow, and the tasks that became ready."""
         has_failed = node.failure is not None
         self._enter(node, record)
+        if self.withdrawn or node.dependants is None:
+            return None, []
         if record.outcome != "succeeded":
-            return (self._spread(node, record) if node.dependants and not has_failed else []), []
-        if node.left == 0 and node.failure is None and node.dependants is not None:
-            return [], self._unblock(node)
-        return [], []
+            return (None if has_failed else self._spread(node, record)), []
+        return None, self._unblock(node) if node.left == 0 and node.failure is None else []
 
-    def cancel(self, *, error: str) -> list[TaskRecord]:
-        """Cancels the runs that have not ended and are not on a runner."""
+    def cancel(self, *, error: str) -> Iterator[TaskRecord]:
+        """Cancels the runs that have not ended and are not on a runner, one when each is asked for."""
+        self.withdrawn, self.held = True, []
         kept = {(job.subtask.node, run) for _, job in self.at_work.values() for run in job.subtask.missing}
-        ended: list[TaskRecord] = []
-        for node in self.nodes.values():
-            for run in node.unended(0, node.spec.repeat) if node.left else ():
-                if (node, run) in kept:
-                    continue
+        return chain.from_iterable(self._cancel(node, kept, error) for node in self.nodes.values())
+
+    def _cancel(self, node: TaskNode, kept: set[tuple[TaskNode, int]], error: str) -> Iterator[TaskRecord]:
+        for run in node.each_unended() if node.left else ():
+            if (node, run) not in kept:
                 record = TaskRecord(task=node.spec.id, run=run, outcome="cancelled", error=error)
                 self._enter(node, record)
-                ended.append(record)
-        return ended
+                yield record
+
+    def fail(self, node: TaskNode, begin: int, error: str) -> Iterator[TaskRecord]:
+        """Fails the runs of a task from `begin` on, and what depends on it, one when each is asked for."""
+        for run in node.each_unended(begin):
+            record = TaskRecord(task=node.spec.id, run=run, outcome="failed", error=error)
+            followers, _ = self.enter(node, record)
+            yield record
+            yield from followers or ()
 
     def subtasks(self, node: TaskNode) -> FreshRuns | SubTask | None:
         """What is to be queued of a ready task; None if all of its runs have ended."""
@@ -303,7 +322,7 @@ class Batch:
         """All runs of it have their outcome: what it depends on is not needed by it any more."""
         if node.failure is None:
             self.tasks_succeeded += 1
-        for name in dict.fromkeys(node.spec.depends_on):
+        for name in dict.fromkeys(node.spec.depends_on) if node.spec.depends_on else ():
             other = self.nodes[name]
             other.needed_by -= 1
             if not other.needed_by:
@@ -317,19 +336,17 @@ class Batch:
                 ready.append(dependant)
         return ready
 
-    def _spread(self, node: TaskNode, record: TaskRecord) -> list[TaskRecord]:
-        ended: list[TaskRecord] = []
+    def _spread(self, node: TaskNode, record: TaskRecord) -> Iterator[TaskRecord]:
         stack = [node]
         while stack:
             for dependant in stack.pop().dependants or ():
                 if not dependant.left:
                     continue
-                for run in dependant.unended(0, dependant.spec.repeat):
+                for run in dependant.each_unended():
                     upstream = upstream_failed(dependant.spec.id, record, run=run)
                     self._enter(dependant, upstream)
-                    ended.append(upstream)
+                    yield upstream
                 stack.append(dependant)
-        return ended
 
 
 def upstream_failed(task: str, record: TaskRecord, *, run: int = 0) -> TaskRecord:

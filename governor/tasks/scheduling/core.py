@@ -191,6 +191,8 @@ class Core:
         reached, self.outcomes.reached = self.outcomes.reached, []
         for batch in reached:
             self._minimum_reached(batch)
+        if not self.is_paused and self.outcomes.end_followers():
+            self.attempts.alarms.set(self.outcomes.now, None)
         ended, self.outcomes.ended = self.outcomes.ended, []
         for batch in ended:
             if batch.limits is not None and batch.end != "stopped":

@@ -6,7 +6,8 @@ cancellation. Effects are appended to `effects`, which the core empties.
 
 from __future__ import annotations
 
-from itertools import count
+from collections import deque
+from itertools import count, islice
 from typing import TYPE_CHECKING, Final
 
 from governor.messages import TaskRecord
@@ -23,10 +24,14 @@ from governor.tasks.scheduling.events import (
 from governor.tasks.scheduling.runner_slots import Job, Termination
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from governor.tasks.api import BatchId
     from governor.tasks.protocol.wire import Over
     from governor.tasks.scheduling.ready_queue import ReadyQueue
 
+PORTION: Final = 4096
+"""Runs that one event ends at most because others have ended, or their batch was cancelled: it may have a million."""
 LEAST: Final = 0.001
 """Seconds; a sub-task with less of its budget left is not retried."""
 
@@ -48,13 +53,15 @@ class Outcomes:
         self._why_never: dict[Shape, str] = {}
         """Why there can be no runner of a shape."""
         self._orders = count()
+        self._followers: deque[tuple[Batch, Iterator[TaskRecord]]] = deque()
+        """Each enters a run's outcome when it is asked for the next one; one after the other."""
 
     def submit(self, spec: BatchSpec, limits: SchedulingLimits | None, *, held: bool) -> None:
         batch = Batch(spec, order=next(self._orders), limits=limits)
         self.batches[batch.id] = batch
         self.pending += batch.left
-        records, ready = batch.begin()
-        self._report(batch, records)
+        followers, ready = batch.begin()
+        self._follow(batch, followers)
         if held:
             batch.held = ready
         else:
@@ -82,8 +89,11 @@ class Outcomes:
         """Fails all sub-tasks that wait for a runner of this shape, without a retry; later ones may get a runner."""
         queues: list[Shape | int] = [shape] if shape else [shape, *self._ready.pins()]
         for queue in queues:
-            while (subtask := self._ready.take(queue, self.now)) is not None:
-                self._fail_unschedulable(subtask, why)
+            for entry in self._ready.empty(queue):
+                if isinstance(entry, SubTask):
+                    self._fail_unschedulable(entry, why)
+                else:
+                    self._fail_node(entry.node, why, begin=entry.base)
 
     # -- one attempt ----------------------------------------------------------------------------------------
 
@@ -144,12 +154,11 @@ class Outcomes:
 
     def withdraw(self, batch: Batch, error: str) -> None:
         """Cancels the runs that are on no runner."""
-        records = batch.cancel(error=error)
+        followers = batch.cancel(error=error)
         pin = batch.spec.pin
         queues: set[Shape | int] = {node.shape for node in batch.nodes.values()} if pin is None else {pin}
         self._ready.drop(batch.order, queues)
-        self._report(batch, records)
-        self._check_end(batch)
+        self._follow(batch, followers)
 
     def _cancel_missing(self, subtask: SubTask, *, attempts: int) -> None:
         for run in subtask.missing:
@@ -171,12 +180,12 @@ class Outcomes:
         batch = node.batch
         self.effects.append(RunEnded(batch.id, record, payload))
         self.pending -= 1
-        records, ready = batch.enter(node, record)
-        if records:
-            self._report(batch, records)
+        followers, ready = batch.enter(node, record)
+        if followers is not None:
+            self._follow(batch, followers)
         if ready:
             self._enqueue(batch, ready)
-        if node.left == 0 or records:
+        if node.left == 0:
             self._check_end(batch)
 
     def _enqueue(self, batch: Batch, ready: list[TaskNode]) -> None:
@@ -187,20 +196,39 @@ class Outcomes:
             elif (entry := batch.subtasks(node)) is not None:
                 self._ready.push(entry, self.now)
 
-    def _fail_node(self, node: TaskNode, why: str) -> None:
-        """Fails the runs of a task of which none was queued."""
-        for run in node.unended(0, node.spec.repeat):
-            record = TaskRecord(task=node.spec.id, run=run, outcome="failed", error=why)
-            self._record(node, record)
+    def _fail_node(self, node: TaskNode, why: str, *, begin: int = 0) -> None:
+        """Fails the runs of a task from `begin` on: none of them is in a sub-task."""
+        self._follow(node.batch, node.batch.fail(node, begin, why))
 
     def _fail_unschedulable(self, subtask: SubTask, why: str) -> None:
         """Fails a sub-task for which there can be no runner, without a retry."""
         for run in subtask.missing:
             self._end(subtask, run, Termination("failed", why), attempts=subtask.number - 1)
 
-    def _report(self, batch: Batch, records: list[TaskRecord]) -> None:
-        self.pending -= len(records)
-        self.effects += [RunEnded(batch.id, record) for record in records]
+    # -- ends that follow from others ------------------------------------------------------------------------
+
+    def _follow(self, batch: Batch, records: Iterator[TaskRecord]) -> None:
+        self._followers.append((batch, records))
+
+    @property
+    def has_followers(self) -> bool:
+        return bool(self._followers)
+
+    def end_followers(self) -> bool:
+        """Ends some of the runs whose end follows from that of others, or of their batch, and batches that are over by
+        that; returns whether there are more.
+        """
+        most = PORTION
+        while self._followers and most:
+            batch, records = self._followers[0]
+            some = [RunEnded(batch.id, record) for record in islice(records, most)]
+            self.effects += some
+            self.pending -= len(some)
+            most -= len(some)
+            if most:
+                self._followers.popleft()
+                self._check_end(batch)
+        return bool(self._followers)
 
     def _check_end(self, batch: Batch) -> None:
         """Ends a batch that is over; notes one that reached `min_num`."""

@@ -164,6 +164,13 @@ class ReadyQueue:
             self._pin_served(queue, lanes)
         return subtask
 
+    def empty(self, queue: Shape | int) -> list[Entry]:
+        """Removes all of a queue, and returns it."""
+        lanes = self._queues.pop(queue, _Lanes())
+        if isinstance(queue, int):
+            self._pins.discard(queue)
+        return [entry for key in lanes.order for entry in lanes.by_key[key]]
+
     def since(self, order: int) -> dict[str, float]:
         """Since when the tasks of the batch with this order number have waited."""
         found: dict[str, float] = {}

@@ -21,6 +21,7 @@ from governor.tasks.scheduling.events import (
     RunnerReady,
     RunnerReported,
 )
+from governor.tasks.scheduling.outcomes import PORTION
 from tests.support.tasks.core_world import GPU, Driver, task
 
 
@@ -113,6 +114,39 @@ def test_what_has_ended_takes_no_record(split):
 
     kept, _ = memory(play)
     assert kept < 8 * 10_000
+
+
+def test_a_million_runs_are_cancelled_some_at_a_time():
+    driver = Driver(task("t", repeat=1_000_000), task("after", "t"), slots=1, batch={"split": 1})
+    sent = driver.ready(0)
+    new, ended = driver.cancel(0.0), 0
+    while driver.core.outcomes.has_followers:
+        assert len(driver.of(RunEnded, new)) <= PORTION
+        ended += len(driver.of(RunEnded, new))
+        driver.effects.clear()
+        assert driver.core.next_alarm() == 0.0
+        new = driver.tick(0.0)
+    assert ended + len(driver.of(RunEnded, new)) == 1_000_000, "all but the one at work"
+    assert driver.core.outcomes.pending == 1
+    *_, last, end = driver.gone(sent.runner, 0.0)
+    assert (last.record.run, last.record.outcome) == (0, "cancelled")
+    assert (end.end, end.failures) == ("stopped", 1_000_001)
+
+
+def test_what_succeeds_while_its_batch_is_being_cancelled_readies_nothing():
+    driver = Driver(slots=1, grace=1.0)
+    driver.submit(task("a"), *(task(f"b{n}", "a", repeat=5_000) for n in range(2)), split=1)
+    sent = driver.ready(0)
+    driver.begin(sent, 0.0)
+    driver.cancel(0.0)
+    assert driver.core.outcomes.has_followers
+    new = driver.end(sent, 0.0)
+    assert not driver.of(Dispatch, new)
+    assert driver.records()["a", 0].outcome == "succeeded"
+    while driver.core.outcomes.has_followers:
+        new = driver.tick(0.0)
+    assert not driver.of(Dispatch)[1:]
+    assert new[-1] == BatchEnded("b", "stopped", 10_000, 'task "b0" run 0 cancelled: enough')
 
 
 def test_results_stay_as_long_as_a_task_with_runs_left_depends_on_them():

@@ -27,6 +27,19 @@ def test_nothing_is_dispatched_while_all_is_paused():
     assert second.attempts[0].runs == (1,)
 
 
+def test_a_held_batch_that_is_being_cancelled_is_not_released():
+    driver = held(task("a", repeat=10_000))
+    driver.ready(0)
+    driver.cancel(0.0)
+    assert driver.core.outcomes.has_followers
+    assert not driver.of(Dispatch, driver.on(Released(0.0, "b")))
+    while driver.core.outcomes.has_followers:
+        driver.tick(0.0)
+    assert {record.outcome for record in driver.records().values()} == {"cancelled"}
+    assert len(driver.records()) == 10_000
+    assert driver.of(BatchEnded)
+
+
 def held(*tasks):
     driver = Driver()
     driver.on(BatchSubmitted(0.0, BatchSpec(id="b", tasks=tasks), held=True))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from itertools import count
+from unittest.mock import patch
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from governor.messages import EndedRuns, TaskRecord
+from governor.tasks.scheduling import outcomes
 from governor.tasks.scheduling.core import Core
 from governor.tasks.scheduling.events import (
     BatchSpec,
@@ -16,6 +18,7 @@ from governor.tasks.scheduling.events import (
     Cancelled,
     Replaced,
     Resized,
+    Tick,
 )
 from tests.support.tasks.core_world import GPU, World, task
 
@@ -101,6 +104,8 @@ class Story:
                 world.feed(Replaced(world.now, self.choose.randrange(2)))
             elif luck < 0.125:
                 world.feed(Resized(world.now, {(): self.choose.choice([1, 2, 3])}, {}))
+            elif luck < 0.13:
+                self.pause(paused=not world.core.is_paused)
             elif not world.step() and not self.left:
                 break
             check_counts(world.core.slots)
@@ -110,9 +115,14 @@ class Story:
         self.cancelled.add(batch)
         self.world.feed(Cancelled(self.world.now, batch, "no more", gentle=self.choose.random() < 0.5))
 
+    def pause(self, *, paused):
+        self.world.core.is_paused = paused
+        self.world.feed(Tick(self.world.now))
+
     def finish(self):
         """Whatever hangs for ever is cancelled."""
         world = self.world
+        self.pause(paused=False)
         for spec in self.left:
             world.feed(BatchSubmitted(world.now, spec))
         for _ in range(3):
@@ -125,13 +135,19 @@ class Story:
                     break
 
 
-@given(specs=batches(), seed=st.integers(0, 2**32), grace=st.sampled_from([0.0, 0.4]))
-def test_every_run_ends_in_exactly_one_outcome_and_every_batch_once(specs, seed, grace):
-    story = Story(specs, seed, grace)
-    story.tell()
-    world = story.world
-    hung = bool(world.core.batches)
-    story.finish()
+@given(
+    specs=batches(),
+    seed=st.integers(0, 2**32),
+    grace=st.sampled_from([0.0, 0.4]),
+    portion=st.sampled_from([1, 2, 4096]),
+)
+def test_every_run_ends_in_exactly_one_outcome_and_every_batch_once(specs, seed, grace, portion):
+    with patch.object(outcomes, "PORTION", portion):
+        story = Story(specs, seed, grace)
+        story.tell()
+        world = story.world
+        hung = bool(world.core.batches)
+        story.finish()
     assert set(world.batches_ended) == {spec.id for spec in specs}
     assert world.core.outcomes.pending == 0
     limits = {(s.id, t.id): t.timeout for s in specs for t in s.tasks}
