@@ -72,7 +72,7 @@ class Journaled:
         self._engine.submit(batch, listener)
         await listener.record()
         seconds = time.perf_counter() - began
-        recorded, runs = len(self._journal.tasks(uid, 0)), sum(task.repeat for task in batch.tasks)
+        recorded, runs = self._journal.tasks_ended(uid, 0), sum(task.repeat for task in batch.tasks)
         if recorded != runs:
             raise RuntimeError(f"{recorded} of {runs} outcomes are on record")
         return seconds
