@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -61,21 +61,22 @@ class IndexRanges(msgspec.Struct, array_like=True):
     def ranges(self) -> list[tuple[int, int]]:
         return [*zip(self.bounds[::2], self.bounds[1::2], strict=True)]
 
-    def without(self, others: IndexRanges) -> IndexRanges:
-        """The indices that are not in `others`."""
-        gaps = [gap for first, end in self.ranges for gap in others.gaps(range(first, end))]
-        return IndexRanges([*chain.from_iterable(gaps)])
-
     def missing(self, wanted: range) -> Iterator[int]:
         """The indices of `wanted` (of step 1) that are not in the set, ascending, as the set is now."""
-        for first, end in self.gaps(wanted):
+        for first, end in self._gaps(wanted):
             yield from range(first, end)
 
     def count_missing(self, wanted: range) -> int:
-        return sum(end - first for first, end in self.gaps(wanted))
+        return sum(end - first for first, end in self._gaps(wanted))
 
-    def gaps(self, wanted: range) -> list[tuple[int, int]]:
-        """The ranges of `missing`: first and end of each."""
+    @property
+    def is_sound(self) -> bool:
+        """Whether `bounds` are as they must be."""
+        return len(self.bounds) % 2 == 0 and all(
+            before < after for before, after in pairwise([-1, *self.bounds])
+        )
+
+    def _gaps(self, wanted: range) -> list[tuple[int, int]]:
         inside = self.bounds[bisect_right(self.bounds, wanted.start) : bisect_left(self.bounds, wanted.stop)]
         edges = [*([] if wanted.start in self else [wanted.start]), *inside]
         edges += [wanted.stop] if len(edges) % 2 else []

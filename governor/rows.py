@@ -5,6 +5,7 @@ Rule: they come in groups of rows, so that a caller who writes them holds one gr
 
 from __future__ import annotations
 
+import json
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -67,12 +68,14 @@ def rows_of(
 
 
 def _tasks(phases: Iterable[PhaseResult], folder: Path) -> Iterator[dict[str, Any]]:
-    decode = msgspec.json.Decoder(TaskRecord).decode
     for phase in phases:
         yield from ({"phase": phase.name, **_task(task)} for task in phase.tasks)
         if phase.tasks_file is not None:
             with (folder / phase.tasks_file).open("rb") as file:
-                yield from ({"phase": phase.name, **_task(decode(line))} for line in file)
+                yield from (
+                    {"phase": phase.name, **_task(msgspec.convert(json.loads(line), TaskRecord))}
+                    for line in file
+                )
 
 
 def _task(task: TaskRecord) -> dict[str, Any]:

@@ -62,6 +62,8 @@ CUT_SHORT: Final = frozenset({"cancelled", "crashed"})
 """Outcomes that the exit of this process alone may have caused."""
 EPISODES_UNTIL_FIGURES: Final = 10_000
 """Episodes after which the running figures are reported: a later process reads what ended after them one by one."""
+BYTES_PER_EPISODE: Final = 100
+"""Figures with many gaps, as in a run that resumes one with many failures, are reported less often."""
 
 
 class Paused(Exception):
@@ -94,7 +96,7 @@ class Simulation:
         self._began = monotonic()
         self._episodes = self._steps = 0
         """Ended in this process."""
-        self._since_figures = 0
+        self._until_figures = EPISODES_UNTIL_FIGURES
 
     # -- for the workers ------------------------------------------------------------------------------------
 
@@ -173,7 +175,7 @@ class Simulation:
             for record in marked:
                 self.apply_flow(self._rules.ended(record), end="until")
             self._episodes += len(marked)
-            self._since_figures += len(marked)
+            self._until_figures -= len(marked)
             self._steps += sum(record.steps for record in marked)
             over = [
                 self._rules.schedule.ended(record.index) for record in marked if record.outcome != "cancelled"
@@ -366,9 +368,9 @@ class Simulation:
         with self._condition:
             events: list[ConductorEvent] = [*self._unreported]
             self._unreported = []
-            if self._since_figures >= EPISODES_UNTIL_FIGURES:
-                self._since_figures = 0
+            if self._until_figures <= 0:
                 figures = encode(self._rules.figures)
+                self._until_figures = max(EPISODES_UNTIL_FIGURES, len(figures) // BYTES_PER_EPISODE)
                 events.append(FiguresUpdated(phase=self.command.phase, figures=figures))
         return await self.link.report_all(events)
 

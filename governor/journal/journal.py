@@ -329,9 +329,9 @@ class Journal(RunsTable):
         """
         question = "SELECT records, data FROM runs JOIN figures ON run = position WHERE uid = ? AND phase = ?"
         row = next(self._rows(question, (uid, phase)), None)
-        if row is not None:
+        if row is not None and isinstance(row[0], int):
             with suppress(msgspec.MsgspecError, TypeError):
-                return msgspec.msgpack.decode(row[1], type=PhaseFigures), int(row[0])
+                return msgspec.msgpack.decode(row[1], type=PhaseFigures), row[0]
         return self.inherited_figures(uid, phase), 0
 
     def inherited_figures(self, uid: str, phase: int) -> PhaseFigures:

@@ -10,7 +10,11 @@ Rules:
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
+from zlib import crc32
+
+import msgspec
 
 from governor.errors import RecordDamaged
 from governor.index_ranges import IndexRanges
@@ -20,7 +24,7 @@ from governor.messages.figures import PhaseFigures
 from states.events import EVENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 KINDS: Final = frozenset(
     {event.kind for event in EVENTS}
@@ -36,14 +40,13 @@ _OF_KIND: Final = "SELECT data FROM events WHERE run = ? AND kind = ? AND record
 _RECORDS: Final = (
     "SELECT records.position, kind, records.phase, records.data FROM runs JOIN records ON records.run = runs.position"
     " LEFT JOIN figures ON figures.run = runs.position AND figures.phase = records.phase AND kind = 'episode'"
+    " AND figures.phase IN ({})"
     " WHERE uid = ? AND records.position > coalesce(figures.records, 0)"
 )
-_FIGURES: Final = "SELECT phase, figures.data, inherited FROM runs JOIN figures ON figures.run = runs.position WHERE uid = ?"
+_FIGURES: Final = "SELECT phase, records, figures.data, inherited FROM runs JOIN figures ON figures.run = runs.position WHERE uid = ?"
 _RECORD_TYPES: Final[dict[str, Any]] = {"episode": list[EpisodeRecord], "task": list[TaskRecord]}
 _DISCARDED: Final = "discarded "
 """A prefix for each restart of the run."""
-SHOWN: Final = 200
-"""Characters of a list of inconsistent keys in a message."""
 _EPISODES: Final = (
     "SELECT total(typeof(phase) = 'integer' AND typeof(episode) = 'integer'), total(phase), total(episode)"
     " FROM runs JOIN ended_episodes ON run = position WHERE uid = ?"
@@ -58,14 +61,37 @@ class Rows(Protocol):
 def check(rows: Rows, uid: str, *, phases: int) -> None:
     """`phases`: the number of phases in its run file. Blocks while it reads all of the record. Raises RecordDamaged."""
     _check_events(rows, uid)
-    episodes, tasks = _check_records(rows, uid, phases=phases)
-    [keys] = rows(_EPISODES, (uid,))
-    if keys != episodes:
-        raise RecordDamaged(uid, "ended_episodes", f"{keys[0]:g} keys do not fit {episodes[0]} records")
-    if wrong := tasks ^ set(rows(_TASKS, (uid,))):
-        raise RecordDamaged(
-            uid, "ended_tasks", f"keys do not fit records: {', '.join(map(str, wrong))[:SHOWN]}"
-        )
+    figures = _Keys()
+    summarized = _add_figures(rows, uid, figures, phases=phases)
+    records = _Keys()
+    _add_records(rows, uid, records, summarized, phases=phases)
+    [episodes] = rows(_EPISODES, (uid,))
+    expected = tuple(one + other for one, other in zip(figures.episodes, records.episodes, strict=True))
+    if episodes != expected:
+        raise RecordDamaged(uid, "ended_episodes", f"{episodes[0]:g} keys do not fit {expected[0]} records")
+    keys = _Keys()
+    for key in rows(_TASKS, (uid,)):
+        keys.add_task(key)
+    if keys.tasks != records.tasks:
+        raise RecordDamaged(uid, "ended_tasks", f"{keys.tasks[0]} keys do not fit {records.tasks[0]} records")
+
+
+@dataclass(slots=True)
+class _Keys:
+    """The number of episodes, and the sums of their keys; the number of task runs, and the sum of checksums of theirs: there may
+    be millions.
+    """
+
+    episodes: tuple[int, int, int] = (0, 0, 0)
+    tasks: tuple[int, int] = (0, 0)
+
+    def add_episodes(self, phase: int, number: int, indices: int) -> None:
+        before, phases, total = self.episodes
+        self.episodes = (before + number, phases + phase * number, total + indices)
+
+    def add_task(self, key: tuple[Any, ...]) -> None:
+        number, total = self.tasks
+        self.tasks = (number + 1, total + crc32(repr(key).encode()))
 
 
 def readable(rows: Rows, position: int, kind: str) -> list[dict[str, Any]]:
@@ -94,23 +120,30 @@ def _check_events(rows: Rows, uid: str) -> None:
         before = last
 
 
-def _check_records(
-    rows: Rows, uid: str, *, phases: int
-) -> tuple[tuple[int, int, int], set[tuple[int, str, int]]]:
-    """The number of episodes that count and the sums of their keys, since there may be millions; the keys of tasks."""
-    number = of_phases = of_indices = 0
-    tasks = set()
-    for phase, *both in rows(_FIGURES, (uid,)):
+def _add_figures(rows: Rows, uid: str, keys: _Keys, *, phases: int) -> list[int]:
+    """Adds the episodes that are summarized, and returns the phases where they are. Figures of another version count as none."""
+    found = []
+    for phase, records, packed, inherited_packed in rows(_FIGURES, (uid,)):
+        if not (type(phase) is type(records) is int and 0 <= phase < phases and records >= 0):
+            raise RecordDamaged(uid, "figures", f"they are of phase {phase!r}, and up to row {records!r}")
         where = f"figures of phase {phase}"
-        ended, inherited = (
-            decoded(uid, where, packed, PhaseFigures).ended if packed is not None else IndexRanges()
-            for packed in both
-        )
-        own = len(ended) - len(inherited)
-        number += own
-        of_phases += phase * own
-        of_indices += ended.total - inherited.total
-    for position, kind, phase, packed in rows(_RECORDS, (uid,)):
+        inherited = IndexRanges()
+        if inherited_packed is not None:
+            inherited = decoded(uid, where, inherited_packed, PhaseFigures).ended
+        try:
+            ended = msgspec.msgpack.decode(packed, type=PhaseFigures).ended
+        except (msgspec.MsgspecError, TypeError):
+            continue
+        if not (ended.is_sound and inherited.is_sound):
+            raise RecordDamaged(uid, where, "its episodes are no ranges")
+        found.append(phase)
+        keys.add_episodes(phase, len(ended) - len(inherited), ended.total - inherited.total)
+    return found
+
+
+def _add_records(rows: Rows, uid: str, keys: _Keys, summarized: Sequence[int], *, phases: int) -> None:
+    """Adds what is on record, without the episodes that are `summarized`."""
+    for position, kind, phase, packed in rows(_RECORDS.format(", ".join(map(str, summarized))), (uid,)):
         where = f"records, row {position}"
         plain = kind.replace(_DISCARDED, "") if isinstance(kind, str) else kind
         if plain not in _RECORD_TYPES:
@@ -119,9 +152,7 @@ def _check_records(
             raise RecordDamaged(uid, where, f"it has no phase {phase!r}")
         found = decoded(uid, where, packed, _RECORD_TYPES[plain])
         if kind == "episode":
-            number += len(found)
-            of_phases += phase * len(found)
-            of_indices += sum(each.index for each in found)
+            keys.add_episodes(phase, len(found), sum(each.index for each in found))
         elif kind == "task":
-            tasks |= {(phase, each.task, each.run) for each in found}
-    return (number, of_phases, of_indices), tasks
+            for each in found:
+                keys.add_task((phase, each.task, each.run))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 import msgspec
@@ -18,14 +19,13 @@ from governor.errors import NoSuchRun, RecordDamaged
 from governor.journal.excerpts import metrics_of, phases_of
 from governor.journal.schema import LARGEST, UNENDED
 from governor.messages import EpisodeRecord, RunEvent, RunOutcome, RunResult, TaskRecord
+from governor.messages.figures import PhaseFigures
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Sequence
 
     from governor.journal.runs_table import RunRow
-    from governor.messages.figures import PhaseFigures
-
 GIVING_BACK_SECONDS: Final = 0.01
 R = TypeVar("R", bound=EpisodeRecord | TaskRecord)
 T = TypeVar("T")
@@ -40,6 +40,8 @@ RECORDS_OF_PHASE: Final = (
     "SELECT data FROM runs JOIN records ON records.run = runs.position"
     " WHERE uid = ? AND kind = ? AND phase = ? AND records.position > ? ORDER BY records.position"
 )
+INHERITED_TOGETHER: Final = 5_000
+"""Task runs in a row of `records`, of a run that resumes another."""
 RECORD_OF: Final = {"episode.ended": "episode", "task.ended": "record"}
 """The key of the record in the data of an event."""
 
@@ -243,9 +245,16 @@ class Transaction:
 
     def inherit_tasks(self, uid: str, phase: int, parent: str, keeps: Callable[[TaskRecord], bool]) -> None:
         """Records the task runs of a phase of `parent` that it `keeps` as this run's own."""
-        for (packed,) in self._connection.execute(RECORDS_OF_PHASE, (parent, "task", phase, 0)):
-            records = decoded(parent, f"records of tasks of phase {phase}", packed, list[TaskRecord])
-            self.tasks(uid, phase, [record for record in records if keeps(record)], ended=False)
+        place = f"records of tasks of phase {phase}"
+        rows = self._connection.execute(RECORDS_OF_PHASE, (parent, "task", phase, 0))
+        kept = (
+            record
+            for (data,) in rows
+            for record in decoded(parent, place, data, list[TaskRecord])
+            if keeps(record)
+        )
+        while together := [*islice(kept, INHERITED_TOGETHER)]:
+            self.tasks(uid, phase, together, ended=False)
 
     def restarted(self, uid: str) -> None:
         """Restarts the run: its events and records are kept, but do not count any more."""
@@ -257,6 +266,9 @@ class Transaction:
                 (run,),
             ).rowcount
         self._connection.execute("UPDATE records SET kind = 'discarded ' || kind WHERE run = ?", (run,))
+        inherited = "SELECT inherited FROM figures WHERE run = ? AND inherited IS NOT NULL"
+        for (packed,) in self._connection.execute(inherited, (run,)):
+            discarded["episodes"] += len(decoded(uid, "figures.inherited", packed, PhaseFigures).ended)
         self._connection.execute("DELETE FROM figures WHERE run = ?", (run,))
         self.event(uid, "run.restarted", {"discarded": discarded})
 

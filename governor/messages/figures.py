@@ -1,5 +1,5 @@
-"""Running figures: what the rules and the result of a phase need of the episodes that have ended, in a size that does not
-grow with their number.
+"""Running figures: what the rules and the result of a phase need of the episodes that have ended, in a size that grows with
+the gaps among their indices, not with their number.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Spread(msgspec.Struct):
 
     @property
     def deviation(self) -> float:
-        return sqrt(self.squares / self.count)
+        """Of at least one value; inf or nan where a square is too large for a float."""
+        return sqrt(abs(self.squares / self.count))
 
 
 class Tally(msgspec.Struct):
@@ -92,8 +93,7 @@ class PhaseFigures(msgspec.Struct, kw_only=True):
     `steps`, `returns`, `by_player` and `last_returns` are of training episodes, `evaluation_outcomes` and `evaluation_steps` of the
     others.
     `returns`, `by_player` and `complete_steps` count those that were terminated or truncated. `seconds` of each worker.
-    `stages`: the return of the training stages that are not over, by their first index. `incomplete`: the indices of episodes that
-    did not end by themselves, `incomplete_steps` theirs.
+    `stages`: the return of the training stages that are not over, by their first index.
     """
 
     ended: IndexRanges = msgspec.field(default_factory=IndexRanges)
@@ -105,8 +105,6 @@ class PhaseFigures(msgspec.Struct, kw_only=True):
     complete_steps: int = 0
     by_player: dict[str, Spread] = {}
     last_returns: list[float] = []
-    incomplete: IndexRanges = msgspec.field(default_factory=IndexRanges)
-    incomplete_steps: int = 0
     bad: int = 0
     first_bad: str = ""
     seconds: dict[int, float] = {}
@@ -127,20 +125,5 @@ class PhaseFigures(msgspec.Struct, kw_only=True):
     @property
     def complete(self) -> int:
         """Episodes that ended by themselves."""
-        return len(self.ended) - len(self.incomplete)
-
-    def of_complete(self) -> PhaseFigures | None:
-        """The figures without `incomplete`. None where these were in an evaluation: its figures are of them too."""
-        if any(outcome not in COMPLETE for outcome in self.evaluation_outcomes):
-            return None
-        return msgspec.structs.replace(
-            self,
-            ended=self.ended.without(self.incomplete),
-            outcomes={outcome: number for outcome, number in self.outcomes.items() if outcome in COMPLETE},
-            steps=self.steps - self.incomplete_steps,
-            goal=msgspec.structs.replace(self.goal, steps=self.goal.steps - self.incomplete_steps),
-            incomplete=IndexRanges(),
-            incomplete_steps=0,
-            bad=0,
-            first_bad="",
-        )
+        counts = (self.outcomes, self.evaluation_outcomes)
+        return sum(outcomes.get(outcome, 0) for outcomes in counts for outcome in COMPLETE)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from itertools import groupby, takewhile
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import msgspec
 
@@ -43,12 +43,14 @@ from governor.runs.limits import Recorded
 from states import events
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from governor.errors import TryAgain
     from governor.journal.tables import Transaction
     from governor.runs.active_run import ActiveRun
     from transport.worker import Request
+
+T = TypeVar("T")
 
 log = logs.get_logger()
 _KINDS: Final = {TaskStarted: "task.started", TaskAttemptEnded: "task.attempt_ended"}
@@ -141,9 +143,7 @@ class ReportHandler:
                     event.event, run=self._run.uid, conductor=report.conductor, **event.data
                 )
             case messages.FiguresUpdated(phase=phase, figures=figures):
-                await self._run.context.journal.write(
-                    lambda transaction: transaction.figures(self._run.uid, phase, figures), run=self._run.uid
-                )
+                await self._write(lambda transaction: transaction.figures(self._run.uid, phase, figures))
             case messages.ReadyReport(detail=detail):
                 if report.conductor == TASKS:
                     self._run.limits.task_conductor_ready()
@@ -161,18 +161,22 @@ class ReportHandler:
                 )
                 await handle(ended, detail={"metrics": event.metrics})
 
-    async def _record(self, pending: list[Recorded]) -> None:
+    async def _write(self, change: Callable[[Transaction], T]) -> T:
         """Raises JournalError: the conductor receives no acknowledgement and sends its report again."""
+        try:
+            return await self._run.context.journal.write(change, run=self._run.uid)
+        except JournalError as error:
+            self._run.governor.journal_failed(error)
+            raise
+
+    async def _record(self, pending: list[Recorded]) -> None:
+        """Raises JournalError."""
         run = self._run
 
         def change(transaction: Transaction) -> list[Recorded]:
             return record_all(transaction, run.uid, pending)
 
-        try:
-            new = await run.context.journal.write(change, run=run.uid)
-        except JournalError as error:
-            run.governor.journal_failed(error)
-            raise
+        new = await self._write(change)
         for event in new:
             run.progress.count(event)
         run.limits.count(new)

@@ -6,8 +6,10 @@ It is stored in the journal, and as `result.json` in the run's folder for use wi
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, get_args
 
@@ -207,23 +209,35 @@ def _tasks(records: Iterator[TaskRecord], folder: Path, phase: str) -> dict[str,
         ordered = sorted(first, key=lambda record: (record.task, record.run))
         return {"tasks": tuple(ordered), "task_outcomes": dict(outcomes)}
     path = folder / "results" / f"{name_of(phase)}.tasks.jsonl"
-    encode = msgspec.json.Encoder().encode_lines
-    write_lines(path, (encode([record]) for record in chain(first, every)))
+    lines = (
+        json.dumps(msgspec.to_builtins(record)) for record in chain(first, every)
+    )  # with NaN, which msgspec has not
+    write_lines(path, (f"{line}\n".encode() for line in lines))
     return {"tasks_file": str(path.relative_to(folder)), "task_outcomes": dict(outcomes)}
 
 
-def figures_of(
-    journal: Journal, assignment: Assignment, phase: int, *, complete: bool = False
-) -> PhaseFigures:
-    """The running figures of the episodes of a phase: as kept last, with what ended after that. `complete`: without those of this
-    run that did not end by themselves; this reads all records. Blocks. Raises JournalError.
-    """
+def figures_of(journal: Journal, assignment: Assignment, phase: int) -> PhaseFigures:
+    """The running figures of the episodes of a phase: as kept last, with what ended after that. Blocks. Raises JournalError."""
     if assignment.run.phases[phase].simulate is None:
         return PhaseFigures()
-    uid = assignment.uid
-    known, after = (journal.inherited_figures(uid, phase), 0) if complete else journal.figures(uid, phase)
+    known, after = journal.figures(assignment.uid, phase)
     statistics = PhaseStatistics(assignment.simulation(phase), known)
-    for record in journal.episodes(uid, phase, after=after):
-        if not complete or record.outcome in COMPLETE:
+    for record in journal.episodes(assignment.uid, phase, after=after):
+        statistics.add(record)
+    return statistics.figures
+
+
+def complete_figures_of(journal: Journal, assignment: Assignment, phase: int) -> PhaseFigures:
+    """Those of the episodes that ended by themselves. Reads all records, also those of the run that this one resumed if there are
+    others among what it has inherited. Blocks. Raises JournalError.
+    """
+    inherited = journal.inherited_figures(assignment.uid, phase)
+    if inherited.complete < len(inherited.ended):
+        row = journal.run(assignment.uid)
+        if row is not None and row.parent is not None and journal.run(row.parent) is not None:
+            inherited = complete_figures_of(journal, replace(assignment, uid=row.parent), phase)
+    statistics = PhaseStatistics(assignment.simulation(phase), inherited)
+    for record in journal.episodes(assignment.uid, phase):
+        if record.outcome in COMPLETE:
             statistics.add(record)
     return statistics.figures

@@ -14,8 +14,8 @@ Rules:
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from governor.episodes.records import episode_file
@@ -45,18 +45,22 @@ OF_ONE_RUN: Final = frozenset({"run.json", "result.json", *result.FILES.values()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptPhase:
     """`events` are the recorded events of a whole phase, in order; empty where something is missing. `episodes` are the figures
-    of the kept ones; `tasks` is the number of task runs.
+    of the kept ones; `tasks` is the number of task runs; `gone` are those that succeeded and whose value has no file any more.
     """
 
     index: int
     name: str
     episodes: PhaseFigures
     tasks: int
+    gone: frozenset[tuple[str, int]]
     events: tuple[tuple[str, dict[str, Any]], ...]
 
     @property
     def is_whole(self) -> bool:
         return bool(self.events)
+
+    def keeps(self, task: TaskRecord) -> bool:
+        return self.is_whole or (task.outcome == "succeeded" and (task.task, task.run) not in self.gone)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +97,7 @@ class KeptWork:
         for phase in self.phases:
             if phase.episodes.ended:
                 transaction.inherit_episodes(uid, phase.index, phase.episodes)
-            transaction.inherit_tasks(
-                uid,
-                phase.index,
-                self.parent,
-                _is_any if phase.is_whole else partial(_is_there, folder=self.folder),
-            )
+            transaction.inherit_tasks(uid, phase.index, self.parent, phase.keeps)
             for kind, data in phase.events if phase.index < self.first_phase else ():
                 transaction.event(uid, kind, {**data, "by": "resume"})
 
@@ -132,13 +131,15 @@ def _kept(
         or (ends["simulation"] == "until" and not (figures.bad and strict))
         or (ends["simulation"] == "max_episodes" and figures.complete >= _wanted(phase))
     )
-    ended = succeeded = there = 0
-    broken = False
+    outcomes = Counter[str]()
+    gone = set()
     for task in journal.tasks(assignment.uid, index):
-        ended += 1
-        succeeded += task.outcome == "succeeded"
-        there += _is_there(task, folder=folder)
-        broken = broken or task.outcome not in ("succeeded", "cancelled")
+        outcomes[task.outcome] += 1
+        if task.outcome == "succeeded" and task.value_file and not (folder / task.value_file).is_file():
+            gone.add((task.task, task.run))
+    succeeded, ended = outcomes["succeeded"], outcomes.total()
+    there = succeeded - len(gone)
+    broken = ended > succeeded + outcomes["cancelled"]
     done = there >= sum(task.repeat for task in phase.tasks) or (
         ends["tasks"] == "enough" and there == succeeded and not (broken and strict)
     )
@@ -146,22 +147,15 @@ def _kept(
     whole = played and done and over
     # What was cancelled because its goal was reached belongs to a whole phase, and is not done again.
     if not whole and figures.complete < len(figures.ended):
-        figures = figures.of_complete() or result.figures_of(journal, assignment, index, complete=True)
+        figures = result.complete_figures_of(journal, assignment, index)
     return KeptPhase(
         index=index,
         name=phase.name,
         episodes=figures,
         tasks=ended if whole else there,
+        gone=frozenset(gone),
         events=tuple((name.partition(" ")[0], data) for name, data in events.items()) if whole else (),
     )
-
-
-def _is_any(_: TaskRecord) -> bool:
-    return True
-
-
-def _is_there(task: TaskRecord, *, folder: Path) -> bool:
-    return task.outcome == "succeeded" and (task.value_file is None or (folder / task.value_file).is_file())
 
 
 def _wanted(phase: Phase) -> int:

@@ -36,9 +36,6 @@ class PhaseStatistics:
         figures = self.figures
         figures.ended.add(record.index)
         figures.seconds[record.worker] = figures.seconds.get(record.worker, 0.0) + record.seconds
-        if record.outcome not in COMPLETE:
-            figures.incomplete.add(record.index)
-            figures.incomplete_steps += record.steps
         if record.outcome in BAD:
             figures.bad += 1
             figures.first_bad = (

@@ -57,6 +57,7 @@ OF_OTHERS = {
     "records": ("run", "kind", "phase", "data"),
     "ended_episodes": ("run", "phase", "episode"),
     "ended_tasks": ("run", "phase", "task", "number"),
+    "figures": ("phase", "records", "inherited"),
 }
 CASES = [("runs", column) for column in OF_RUNS]
 CASES += [(table, column) for table, columns in OF_OTHERS.items() for column in columns]
@@ -104,6 +105,7 @@ async def record(journal, uid, *, is_ended):
         tx.event(uid, "conductor.started", started)
         tx.event(uid, "phase.started", {"index": 0})
         tx.episodes(uid, 0, episodes)
+        tx.figures(uid, 0, encode(PhaseFigures(ended=IndexRanges([0, 3]))))
         tx.tasks(uid, 0, tasks)
         tx.event(uid, "run.interrupted", {"reason": "SIGTERM", "died": False})
         if is_ended:
@@ -169,18 +171,21 @@ async def test_an_unended_run_with_a_damaged_value_is_held_and_named_and_others_
     assert caught.value.code == RecordDamaged.code
 
 
-@pytest.mark.parametrize("value", [b"nonsense", encode(PhaseFigures(ended=IndexRanges([0, 2])))])
-async def test_figures_that_are_damaged_or_do_not_fit_hold_their_run(api, tmp_path, value):
-    figures = encode(PhaseFigures(ended=IndexRanges([0, 3])))
-    await api.journal.write(lambda tx: [tx.figures(uid, 0, figures) for uid in ("sound", "bad")])
+@pytest.mark.parametrize("bounds", [[0, 2], [1, 4, 9], [3, 1]])
+async def test_figures_that_do_not_fit_hold_their_run(api, tmp_path, bounds):
+    value = encode(PhaseFigures(ended=IndexRanges(bounds)))
     damage(api, "bad", "figures", "data", value)
     await recovered(api, tmp_path)
     assert (api.queue.uids(), [*api.damaged]) == (["sound"], ["bad"])
 
 
+async def test_figures_of_another_version_count_as_none(api, tmp_path):
+    await api.journal.write(lambda tx: tx.figures("bad", 0, b"of another version"))
+    await recovered(api, tmp_path)
+    assert (api.queue.uids(), api.damaged) == (["sound", "bad"], {})
+
+
 async def test_records_in_the_figures_are_not_read_to_continue_and_later_ones_are(api, tmp_path):
-    figures = encode(PhaseFigures(ended=IndexRanges([0, 3])))
-    await api.journal.write(lambda tx: [tx.figures(uid, 0, figures) for uid in ("sound", "bad")])
     late = EpisodeRecord(index=3, worker=0, seed=3, outcome="terminated", value=1.0, steps=2, seconds=0.1)
     await api.journal.write(lambda tx: [tx.episodes(uid, 0, [late]) for uid in ("sound", "bad")])
     damage(api, "bad", "records", "data", b"nonsense")

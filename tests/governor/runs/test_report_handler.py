@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from types import SimpleNamespace
 
 import msgspec
@@ -14,6 +15,7 @@ from governor.errors import FilesRemoved, JournalError, NoRoom
 from governor.journal import disk_reserve
 from governor.journal.disk_reserve import Reserve
 from governor.journal.journal import Journal
+from governor.journal.tables import Transaction
 from governor.messages import (
     Acknowledged,
     EpisodeEnded,
@@ -208,6 +210,16 @@ async def test_figures_are_kept_with_what_was_reported_before_them(run):
     statistics.add(ended(3, value=5.0).episode)
     assert figures_of(run.journal, ASSIGNMENT, 0) == statistics.figures
     assert len(run.journal.events("r1")) == 5, "they are no event of the run"
+
+
+async def test_figures_that_the_journal_does_not_take_are_its_failure(run, monkeypatch):
+    def refuse(*_):
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(Transaction, "figures", refuse)
+    with pytest.raises(JournalError):
+        await report_as_latest(run, 1, ended(0), FiguresUpdated(phase=0, figures=b""))
+    assert len(run.governor.failures) == 1
 
 
 async def test_the_answer_carries_the_governors_flow_control(run):

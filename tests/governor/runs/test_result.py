@@ -1,6 +1,7 @@
 """The result of a phase with more task runs than fit into it."""
 
 import json
+import math
 
 import pytest
 
@@ -14,7 +15,14 @@ from governor.runs.assignment import Assignment
 
 RUN = parse({"name": "r", "phases": [{"name": "a-b", "tasks": [{"id": "t", "call": "m:f", "repeat": 5}]}]})
 RECORDS = [
-    TaskRecord(task="t", run=run, outcome="failed" if run == 3 else "succeeded", attempts=1, value={"n": run})
+    TaskRecord(
+        task="t",
+        run=run,
+        outcome="failed" if run == 3 else "succeeded",
+        attempts=1,
+        value={"n": run},
+        metrics={"loss": math.nan},
+    )
     for run in (1, 0, 4, 2, 3)
 ]
 
@@ -56,7 +64,7 @@ def rows(found: RunResult):
 async def test_as_many_as_fit_are_in_it_in_their_order(built, monkeypatch):
     monkeypatch.setattr(result, "MOST_TASKS", 5)
     [phase] = built().phases
-    assert phase.tasks == tuple(sorted(RECORDS, key=lambda record: record.run))
+    assert [record.run for record in phase.tasks] == [0, 1, 2, 3, 4]
     assert (phase.task_outcomes, phase.tasks_file) == ({"succeeded": 4, "failed": 1}, None)
 
 
@@ -73,6 +81,7 @@ async def test_more_are_in_a_file_of_the_run_and_read_from_there(built, monkeypa
     lines = (tmp_path / "run" / phase.tasks_file).read_text().splitlines()
     assert [json.loads(line)["run"] for line in lines] == [1, 0, 4, 2, 3]
     assert sorted(rows(found)) == in_it
+    assert all(row["metrics"] == '{"loss":null}' for row in Result.of(found).tasks().to_pylist())
 
 
 async def test_without_its_folder_their_rows_are_refused(built, monkeypatch, tmp_path):

@@ -284,6 +284,20 @@ async def test_a_run_that_resumes_a_resumed_one_has_the_episodes_of_both(journal
     assert ([*kept.ended], kept.outcomes, kept.bad) == ([0, 2, 3], {"terminated": 3}, 0)
 
 
+async def test_what_a_whole_phase_has_cancelled_is_missing_once_the_phase_is_no_longer_whole(journal, old):
+    run = run_of("t", "st", on_failure="continue")
+    stored = [*ALL_TASKS[:3], task("thrice", 2, value_file="results/p1/thrice-2.json")]
+    (old / "results" / "p1").mkdir(parents=True)
+    (old / "results" / "p1" / "thrice-2.json").write_text("[]")
+    await record(journal, run, {0: ([], "", ""), 1: ([*UNTIL, *stored], "until", "until")})
+    await resumed(journal, run, old)
+    assert [*journal.figures("new", 1)[0].ended] == [0, 1, 2], "whole"
+    (old / "results" / "p1" / "thrice-2.json").unlink()
+    for uid in ("old", "new"):
+        phase = find_kept_work(journal, journal.run(uid), run, old).phases[1]
+        assert (phase.is_whole, [*phase.episodes.ended]) == (False, [0, 1])
+
+
 async def test_of_a_whole_phase_behind_a_broken_one_the_records_are_kept_and_its_end_is_recorded_again(
     journal, old
 ):
