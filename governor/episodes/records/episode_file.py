@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from governor.messages import EpisodeRecord
 
 _encode = msgspec.json.Encoder().encode
-_FIRST: Final = re.compile(rb'\{"index":(\d+),')
+_FIRST: Final = re.compile(rb'\{"index": ?(\d+),')
 """The index is the first key of a line."""
 
 log = logs.get_logger()
