@@ -1,52 +1,33 @@
 """Recorded steps, read back: ``pandas.read_parquet("<run folder>/episodes/<phase>.parquet")`` when a phase has ended.
 
 Rules:
-1. While a phase runs, and after a crash, its steps are in streams (`stream`). `finalize` writes one Parquet file of them
+1. While a phase runs, and after a crash, its steps are in streams (`stream`). A `Conversion` writes one Parquet file of them
    (zstd), renames it when it is complete and synced, then removes the streams. Readers get the same before and after.
-2. Rows are in order of episode and step. An episode that was played again counts once: its last attempt.
-3. Memory holds the index of pieces, `PIECE.itemsize` bytes for each episode, and one row group of steps.
-4. Columns: phase, worker (int32), episode, attempt, seed, step (int64); observation and action (int64 for Discrete, else a
-   flat fixed-size list in C order, its shape in the field's metadata); reward (float64), terminated, truncated (bool),
-   weight_version (int64); outcome. With several players each has a struct column of those from observation on.
+2. A conversion that ended before, also by SIGKILL, is begun anew: the streams are what counts, and the file of the same
+   steps is the same, byte for byte.
+3. Rows are in order of episode and step (`merge`), their columns in `step_columns`.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from governor.episodes.records.stream import SUFFIX, StreamReader, array, folder_of, streams_of, texts
+from governor.episodes.records.merge import Merge, parquet_of
+from governor.episodes.records.step_columns import rows_schema, table_schema
+from governor.episodes.records.stream import SUFFIX, folder_of, streams_of
 from governor.errors import UsageError
-from governor.files import name_of, put_in_place
+from governor.files import put_in_place, temporary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
-ROWS: Final = 65_536
-BYTES: Final = 32 << 20
-"""The approximate size of one row group."""
-KIND: Final = b"kind"
-"""In the metadata of a schema: ``text`` for sessions, absent for steps in numbers."""
-PIECE: Final = np.dtype(
-    [
-        ("episode", "i8"), ("incarnation", "i4"), ("attempt", "i4"), ("seed", "i8"), ("step", "i8"), ("worker", "i4"),
-        ("source", "i4"), ("offset", "i8"), ("row", "i4"), ("rows", "i4"), ("end", "i4"),
-    ]
-)  # fmt: skip
-"""Rows of one attempt at an episode: their location, and in `end` how it ended, as a number of `_Index.ends`."""
-
-
-def parquet_of(run_folder: Path, phase: str) -> Path:
-    return folder_of(run_folder) / f"{name_of(phase)}.parquet"
+    from governor.index_ranges import IndexRanges
 
 
 def phases_of(run_folder: Path) -> list[str]:
@@ -57,44 +38,115 @@ def phases_of(run_folder: Path) -> list[str]:
     return sorted(unquote(name) for name in names)
 
 
-def finalize(run_folder: Path, phase: str, *, episodes: Collection[int] | None = None) -> Path | None:
+class Conversion:
+    """The Parquet file of a phase while it is made, for one thread at a time. After `discard` it may be begun anew.
+
+    `check` is called several times a second, and may end the work by an exception: the streams and an earlier Parquet file stay
+    unchanged then, as after any other error.
+    """
+
+    def __init__(self, run_folder: Path, phase: str, *, check: Callable[[], None] = lambda: None) -> None:
+        self._run_folder = run_folder
+        self._phase = phase
+        self._check = check
+        self._path = parquet_of(run_folder, phase)
+        self._beside = temporary(self._path)
+        self._merge: Merge | None = None
+        self._writer: pq.ParquetWriter | None = None
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """How many are in the file, and how many were found so far; for any thread."""
+        return (0, 0) if self._merge is None else (self._merge.merged, self._merge.found)
+
+    def advance(self, below: int) -> None:
+        """Writes the full row groups of the episodes before `below`, which have all ended. Raises OSError, UsageError."""
+        merge = self._scanned()
+        self._write(merge.tables(below=below))
+
+    def finish(self, episodes: IndexRanges | None = None) -> Path | None:
+        """Makes the file whole, with only `episodes` if they are given; None if nothing was recorded. Raises OSError, UsageError."""
+        if not streams_of(self._run_folder, self._phase):
+            self.discard()
+            return self._path if self._path.exists() else None
+        merge = self._scanned()
+        if merge.schema is not None:
+            self._write(merge.tables(episodes=episodes))
+            if self._writer is None:
+                self._writer = pq.ParquetWriter(self._beside, merge.schema, compression="zstd")
+            self._writer.close()
+            put_in_place(self._beside, self._path)
+        # The oldest first: those that are left, should this end here, say what is newer.
+        for stream in merge.paths:
+            stream.unlink()
+        self.discard()
+        return self._path if self._path.exists() else None
+
+    def discard(self) -> None:
+        """Removes what is not whole. May be called again."""
+        if self._writer is not None:
+            with suppress(OSError):
+                self._writer.close()
+        if self._merge is not None:
+            self._merge.close()
+        self._writer = self._merge = None
+        with suppress(OSError):
+            self._beside.unlink(missing_ok=True)
+
+    def _scanned(self) -> Merge:
+        if self._merge is None:
+            self._beside.unlink(missing_ok=True)  # of a process that was killed: it takes room
+            self._merge = Merge(self._run_folder, self._phase, check=self._check)
+        self._merge.scan()
+        return self._merge
+
+    def _write(self, tables: Iterator[pa.Table]) -> None:
+        for table in tables:
+            if self._writer is None:
+                self._writer = pq.ParquetWriter(self._beside, table.schema, compression="zstd")
+            self._writer.write_table(table)
+            del table  # before the next one is made
+            pa.default_memory_pool().release_unused()  # else it keeps some tens of MB
+
+
+def finalize(run_folder: Path, phase: str, *, episodes: IndexRanges | None = None) -> Path | None:
     """Makes the Parquet file of the phase, with only `episodes` if they are given; None if nothing was recorded.
 
-    Raises OSError; the streams and an earlier Parquet file stay unchanged then.
+    Raises OSError, UsageError; the streams and an earlier Parquet file stay unchanged then.
     """
-    path = parquet_of(run_folder, phase)
-    streams = streams_of(run_folder, phase)
-    if not streams:
-        return path if path.exists() else None
-    beside = path.with_name(f"{path.name}.part")
-    with _Index(run_folder, phase) as index:
-        if index.schema is not None:
-            try:
-                with pq.ParquetWriter(beside, index.schema, compression="zstd") as writer:
-                    for table in index.tables(episodes):
-                        writer.write_table(table)
-            except BaseException:
-                beside.unlink(missing_ok=True)
-                raise
-            put_in_place(beside, path)
-    # The oldest first: those that are left, should this end here, say what is newer.
-    for _, _, stream in streams:
-        stream.unlink()
-    return path if path.exists() else None
+    conversion = Conversion(run_folder, phase)
+    try:
+        return conversion.finish(episodes)
+    finally:
+        conversion.discard()
 
 
 def tables(run_folder: Path, phase: str) -> tuple[pa.Schema, Iterator[pa.Table]] | None:
     """The recorded steps of a phase, a row group at a time; None without any. Raises OSError."""
-    index = _Index(run_folder, phase)
-    if index.schema is None:
-        index.close()
-        return None
-    return index.schema, _closing(index)
+    path = parquet_of(run_folder, phase)
+    if path.exists() and not streams_of(run_folder, phase):
+        file = pq.ParquetFile(path)
+        schema = table_schema(rows_schema(file.schema_arrow))
+        return schema, _groups(file, schema)
+    with ExitStack() as unless_found:
+        merge = unless_found.enter_context(Merge(run_folder, phase))
+        merge.scan()
+        if merge.schema is None:
+            return None
+        unless_found.pop_all()
+        return merge.schema, _closing(merge)
 
 
-def _closing(index: _Index) -> Iterator[pa.Table]:
-    with index:
-        yield from index.tables()
+def _groups(file: pq.ParquetFile, schema: pa.Schema) -> Iterator[pa.Table]:
+    with file:
+        for group in range(file.num_row_groups):
+            table = file.read_row_group(group, columns=schema.names, use_threads=False)
+            yield pa.Table.from_arrays(table.columns, schema=schema)
+
+
+def _closing(merge: Merge) -> Iterator[pa.Table]:
+    with merge:
+        yield from merge.tables()
 
 
 def read(run_folder: Path, phase: str | None = None) -> pa.Table:
@@ -113,197 +165,3 @@ def read(run_folder: Path, phase: str | None = None) -> pa.Table:
     return pa.concat_tables(
         [pa.Table.from_batches([], found[0][0]), *(table for _, one in found for table in one)]
     )
-
-
-class _Index(ExitStack):
-    """Selects the valid rows, their order and their location. It holds the files open until it is closed."""
-
-    def __init__(self, run_folder: Path, phase: str) -> None:
-        super().__init__()
-        self._phase = phase
-        self._ends: dict[tuple[str, str], int] = {("", ""): 0}
-        self._batches: list[Callable[[int], pa.RecordBatch]] = []
-        self._at: tuple[int, int] | None = None
-        self._rows_schema: pa.Schema | None = None
-        self._found: list[NDArray[np.void]] = []
-        with ExitStack() as unless_whole:
-            unless_whole.callback(self.close)
-            path = parquet_of(run_folder, phase)
-            if path.exists():
-                self._add_parquet(path)
-            for incarnation, worker, stream in streams_of(run_folder, phase):
-                self._add_stream(stream, worker=worker, incarnation=incarnation)
-            unless_whole.pop_all()
-        self.schema: pa.Schema | None = None if self._rows_schema is None else _schema(self._rows_schema)
-
-    def tables(self, episodes: Collection[int] | None = None) -> Iterator[pa.Table]:
-        """In order; each at most about a row group."""
-        pieces = self._in_order(episodes)
-        at = 0
-        while at < len(pieces):
-            slices: list[pa.RecordBatch] = []
-            rows = size = 0
-            first = at
-            while at < len(pieces) and rows < ROWS and size < BYTES:
-                piece = self._slice(pieces[at])
-                slices.append(piece)
-                rows, size, at = rows + piece.num_rows, size + piece.nbytes, at + 1
-            yield self._table(slices, pieces[first:at])
-
-    def _in_order(self, episodes: Collection[int] | None) -> NDArray[np.void]:
-        found = np.concatenate([np.empty(0, PIECE), *self._found])
-        self._found = []
-        if episodes is not None:
-            found = found[np.isin(found["episode"], np.fromiter(episodes, np.int64, len(episodes)))]
-        if not len(found):
-            return found
-        group = ["seed", "episode"] if _is_text(self._rows_schema) else ["episode"]
-        keys = ("row", "offset", "source", "step", "attempt", "incarnation", *group)
-        found = found[np.lexsort([found[key] for key in keys])]
-        starts = np.flatnonzero(np.r_[True, found[group][1:] != found[group][:-1]])
-        counts = np.diff(np.r_[starts, len(found)])
-        last = np.repeat(found[starts + counts - 1], counts)
-        found["end"] = last["end"]
-        is_last = (found["incarnation"] == last["incarnation"]) & (found["attempt"] == last["attempt"])
-        counted: NDArray[np.void] = found[is_last & (found["rows"] > 0)]
-        return counted
-
-    def _slice(self, piece: np.void) -> pa.RecordBatch:
-        location = int(piece["source"]), int(piece["offset"])
-        if location != self._at:
-            self._batch = self._batches[location[0]](location[1])
-            self._at = location
-        return self._batch.slice(int(piece["row"]), int(piece["rows"]))
-
-    def _table(self, slices: Sequence[pa.RecordBatch], pieces: NDArray[np.void]) -> pa.Table:
-        rows = pa.Table.from_batches(slices).combine_chunks()
-        counts = pieces["rows"]
-
-        def repeated(name: str) -> pa.Array:
-            return array(np.repeat(pieces[name], counts))
-
-        ends = list(self._ends)
-        end = np.repeat(pieces["end"], counts)
-        first = {"phase": _dictionary(np.zeros(len(end), np.int32), [self._phase])}
-        last = {"outcome": _dictionary(end, [outcome for outcome, _ in ends])}
-        if _is_text(rows.schema):
-            first["started"] = repeated("episode").cast(_STARTED)
-            last["reason"] = _dictionary(end, [reason for _, reason in ends])
-        else:
-            first |= {name: repeated(name) for name in _MARKS}
-            before = np.repeat(np.cumsum(counts) - counts, counts)
-            first["step"] = array(np.repeat(pieces["step"], counts) + np.arange(len(end)) - before)
-        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
-        return pa.table(first | columns | last, schema=self.schema)
-
-    # -- sources --------------------------------------------------------------------------------------------
-
-    def _add_stream(self, path: Path, *, worker: int, incarnation: int) -> None:
-        reader = StreamReader(path)
-        self.callback(reader.close)
-        if reader.schema is None:
-            return
-        source = self._add(reader.schema, reader.batch)
-        gathered: list[tuple[int, ...]] = []
-        for offset, runs in reader.scan():
-            row = 0
-            for run in runs:
-                end = self._end_of(run.outcome, run.reason)
-                of_run = (run.episode, incarnation, run.attempt, run.seed, run.step, worker)
-                gathered.append((*of_run, source, offset, row, run.rows, end))
-                row += run.rows
-            if len(gathered) >= ROWS:
-                self._gather(gathered)
-        self._gather(gathered)
-
-    def _add_parquet(self, path: Path) -> None:
-        """Adds it as the oldest source: a stream that still exists is as new or newer."""
-        file = pq.ParquetFile(path)
-        self.callback(file.close)
-        marks = ["started"] if _is_text(file.schema_arrow) else [*_MARKS]
-        fields = [field for field in file.schema_arrow if field.name not in {"phase", *marks, *_LAST}]
-        schema = pa.schema(fields, file.schema_arrow.metadata)
-        source = self._add(schema, partial(_row_group, file, schema))
-        last = [name for name in _LAST if name in file.schema_arrow.names]
-        for group in range(file.num_row_groups):
-            columns = [*marks, *last, *(["session"] if "started" in marks else [])]
-            table = file.read_row_group(group, columns=columns).combine_chunks()
-            self._gather(list(self._pieces_of(table, source=source, group=group)))
-
-    def _pieces_of(self, table: pa.Table, *, source: int, group: int) -> Iterator[tuple[int, ...]]:
-        group_of = ["started", "session"] if "session" in table.column_names else ["episode"]
-        keys = [np.asarray(table[name]) for name in group_of]
-        begins = np.flatnonzero(np.r_[True, np.any([key[1:] != key[:-1] for key in keys], axis=0)])
-        for begin, end in zip(begins, [*begins[1:], len(table)], strict=True):
-            row = table.slice(int(begin), 1).to_pylist()[0]
-            ended = self._end_of(*(row[name] or "" for name in _LAST if name in row))
-            if "session" in row:
-                started = table["started"].chunk(0)[int(begin)].value
-                mark = (started, 0, 1, session_number(row["session"]), 0, 0)
-            else:
-                mark = (row["episode"], 0, row["attempt"], row["seed"], row["step"], row["worker"])
-            yield *mark, source, group, int(begin), int(end - begin), ended
-
-    def _add(self, schema: pa.Schema, batch: Callable[[int], pa.RecordBatch]) -> int:
-        if self._rows_schema is None:
-            self._rows_schema = schema
-        elif not schema.equals(self._rows_schema):
-            raise UsageError(
-                f"phase {self._phase!r} was recorded with other spaces before: its steps are no one table"
-            )
-        self._batches.append(batch)
-        return len(self._batches) - 1
-
-    def _end_of(self, outcome: str, reason: str = "") -> int:
-        return self._ends.setdefault((outcome, reason), len(self._ends))
-
-    def _gather(self, pieces: list[tuple[int, ...]]) -> None:
-        self._found.append(np.array(pieces, PIECE))
-        pieces.clear()
-
-
-_MARKS: Final = {
-    "worker": pa.int32(),
-    "episode": pa.int64(),
-    "attempt": pa.int32(),
-    "seed": pa.int64(),
-    "step": pa.int64(),
-}
-"""Columns of the rows of an attempt, and their types."""
-_LAST: Final = ("outcome", "reason")
-_WORDS: Final = pa.dictionary(pa.int32(), pa.string())
-_STARTED: Final = pa.timestamp("us", "UTC")
-"""Microseconds, because nanoseconds become Python values only with pandas, which is no dependency."""
-
-
-def _schema(rows: pa.Schema) -> pa.Schema:
-    """The schema of the result: the columns of the rows between those of their episode."""
-    first = [pa.field("phase", _WORDS)]
-    last = [pa.field("outcome", _WORDS)]
-    if _is_text(rows):
-        first.append(pa.field("started", _STARTED))
-        last.append(pa.field("reason", _WORDS))
-    else:
-        first += [pa.field(name, kind) for name, kind in _MARKS.items()]
-    return pa.schema([*first, *rows, *last], rows.metadata)
-
-
-def session_number(session: str) -> int:
-    """Distinguishes two sessions that began in the same microsecond: 60 bits of the hexadecimal id."""
-    return int(session[:15], 16)
-
-
-def _is_text(schema: pa.Schema) -> bool:
-    return (schema.metadata or {}).get(KIND) == b"text"
-
-
-def _dictionary(numbers: NDArray[Any], words: Sequence[str]) -> pa.Array:
-    """A dictionary array of `words` by their numbers; an empty word is null."""
-    known = {word: number for number, word in enumerate(dict.fromkeys(filter(None, words)))}
-    indices = np.array([known.get(word, -1) for word in words], np.int32)[numbers]
-    return pa.DictionaryArray.from_arrays(array(indices, valid=indices >= 0), texts([*known]))
-
-
-def _row_group(file: pq.ParquetFile, schema: pa.Schema, group: int) -> pa.RecordBatch:
-    table = file.read_row_group(group, columns=schema.names).combine_chunks()
-    return pa.RecordBatch.from_arrays([column.chunk(0) for column in table.columns], schema=schema)

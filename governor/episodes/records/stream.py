@@ -12,10 +12,11 @@ Rules:
 
 from __future__ import annotations
 
+import io
 import os
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -47,9 +48,11 @@ class StreamedRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reason: str = ""
 
 
+RunValues: TypeAlias = tuple[int, int, int, int, int, str, str]
+"""A `StreamedRun` as it is read: there are millions."""
 _RUNS: Final = b"runs"
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(tuple[StreamedRun, ...]).decode
+_decode = msgspec.json.Decoder(list[RunValues]).decode
 
 
 def folder_of(run_folder: Path) -> Path:
@@ -148,26 +151,47 @@ class StreamReader:
         """Raises OSError."""
         self._file = pa.OSFile(str(path), "rb")
         self.schema: pa.Schema | None = None
+        self.next = 0
+        """The offset of the first batch that was not scanned."""
         with suppress(pa.ArrowInvalid, OSError, EOFError):
             self.schema = pa.ipc.open_stream(self._file).schema
+            self.next = self._file.tell()
+            self._file.seek(0)
+            self._head = self._file.read(self.next)
 
     def close(self) -> None:
         self._file.close()
 
-    def scan(self) -> Iterator[tuple[int, tuple[StreamedRun, ...]]]:
-        """Offset and runs of each batch, up to the end or the tear."""
+    def scan(self) -> Iterator[tuple[int, list[RunValues]]]:
+        """Offset and runs of each batch behind the last one scanned, up to the end or the tear."""
         if self.schema is None:
             return
-        self._file.seek(0)
-        reader = pa.ipc.open_stream(self._file)
+        self._file.seek(self.next)
+        reader = pa.ipc.open_stream(pa.PythonFile(_Behind(self._head, self._file), mode="r"))
         while True:
-            offset = self._file.tell()
             try:
                 _, metadata = reader.read_next_batch_with_custom_metadata()
             except (StopIteration, pa.ArrowInvalid, OSError):
                 return
+            offset, self.next = self.next, self._file.tell()
             yield offset, _decode(metadata[_RUNS])
 
     def batch(self, offset: int) -> pa.RecordBatch:
         self._file.seek(offset)
         return pa.ipc.read_record_batch(pa.ipc.read_message(self._file), self.schema)
+
+
+class _Behind(io.RawIOBase):
+    """A schema, followed by what is read of a file."""
+
+    def __init__(self, head: bytes, file: pa.OSFile) -> None:
+        super().__init__()
+        self._head = head
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data, self._head = self._head[:size], self._head[size:]
+        return data or self._file.read(size)

@@ -29,6 +29,7 @@ from governor.episodes.text.phase_pool import PhasePool
 from governor.episodes.text.sessions import DataManager
 from governor.episodes.text.usage import StoredUsage
 from governor.errors import ConductorError, GovernorError
+from governor.index_ranges import IndexRanges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +79,7 @@ class TextPhase:
         name = self._simulation.command.name
         trajectories.finalize(self._folder, name, episodes=self._counted(name))
 
-    def _counted(self, phase: str) -> set[int]:
+    def _counted(self, phase: str) -> IndexRanges:
         """The start times, in microseconds, of the sessions that count."""
         last: dict[int, int] = {}
         found = trajectories.tables(self._folder, phase)
@@ -95,7 +96,7 @@ class TextPhase:
                 earlier = index in self._simulation.command.done.ended
                 if earlier or self._played_sessions.get(index) == one["session"]:
                     last[index] = max(last.get(index, 0), one["started"])
-        return set(last.values())
+        return IndexRanges.of(sorted(last.values()))
 
     async def _play(self, loop: asyncio.AbstractEventLoop) -> None:
         """Plays the phase. Raises GovernorError if it cannot continue."""

@@ -21,8 +21,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from governor.episodes.records.step_columns import KIND, session_number
 from governor.episodes.records.stream import Stream, StreamedRun
-from governor.episodes.trajectories import KIND, session_number
 
 if TYPE_CHECKING:
     from pathlib import Path

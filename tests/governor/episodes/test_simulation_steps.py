@@ -111,7 +111,7 @@ async def test_a_disk_that_fills_up_in_a_long_episode_ends_it(harness, transport
 
 async def test_steps_that_cannot_be_finalized_are_the_parts_failure(harness):
     await harness.pair()
-    (harness.folder / "run/episodes/train.parquet.part").mkdir(parents=True)
+    (harness.folder / "run/episodes/.train.parquet.part").mkdir(parents=True)
     records, end = await harness.play()
     assert outcomes(records) == ["terminated"] * 3
     assert end.failures == 1

@@ -7,7 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from governor.episodes import trajectories
+from governor.episodes.records import merge
 from governor.errors import UsageError
+from governor.index_ranges import IndexRanges
 from tests.support.full_disk import full_beyond
 from tests.support.recorded_steps import columns, play, recorder, rows, run_code
 
@@ -44,13 +46,13 @@ def test_workers_are_merged_in_order_of_episode_and_step(tmp_path):
 
 
 def test_row_groups_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(trajectories, "ROWS", 10)
+    monkeypatch.setattr(merge, "ROWS", 10)
     made = recorder(tmp_path)
     for episode in range(20):
         play(made, episode, steps=4)
     made.close()
     metadata = pq.read_metadata(trajectories.finalize(tmp_path, "train"))
-    assert {metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)} <= {12, 8}
+    assert [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)] == [10] * 8
     again = recorder(tmp_path)
     play(again, 7, steps=1)
     again.close()
@@ -72,7 +74,7 @@ def test_a_finalizing_that_died_is_done_again(tmp_path):
     for left in (["train.1.1.arrow", "train.0.2.arrow"], ["train.0.2.arrow"]):
         for name in left:
             shutil.copy(tmp_path / "kept" / name, tmp_path / "episodes" / name)
-        (tmp_path / "episodes/train.parquet.part").write_bytes(b"half")
+        (tmp_path / "episodes/.train.parquet.part").write_bytes(b"half")
         trajectories.finalize(tmp_path, "train")
         assert rows(tmp_path, "episode", "step", "worker") == expected
         assert files(tmp_path) == ["train.parquet"]
@@ -83,7 +85,7 @@ def test_only_episodes_on_record_are_kept(tmp_path):
     for episode in range(4):
         play(made, episode, steps=1)
     made.close()
-    trajectories.finalize(tmp_path, "train", episodes={1, 3, 9})
+    trajectories.finalize(tmp_path, "train", episodes=IndexRanges.of([1, 3, 9]))
     assert rows(tmp_path, "episode") == [(1,), (3,)]
 
 

@@ -3,9 +3,11 @@ import signal
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from governor.episodes import trajectories
+from governor.episodes.records import merge
 from governor.episodes.text.sessions import DataManager
 from tests.support.full_disk import full_beyond
 from tests.support.language_models.recorded_sessions import record, session
@@ -162,3 +164,35 @@ def test_a_full_disk_costs_what_did_not_fit(tmp_path):
     manager.end_session(one, outcome="failed", reason="full")
     manager.close()
     assert frame(tmp_path)[["step_id", "outcome"]].to_numpy().tolist() == [[0, "failed"]]
+
+
+def test_many_sessions_of_several_workers_are_one_file_in_their_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(merge, "ROWS", 200)
+    managers = [DataManager(tmp_path, phase="talk", worker=worker) for worker in range(3)]
+    sessions = [managers[number % 3].create_session(env_id=number, env_name="maths") for number in range(120)]
+    for step in range(5):
+        for number, one in enumerate(sessions):
+            record(managers[number % 3], one, step, response=f"{number} {step}")
+    for number, one in enumerate(sessions):
+        managers[number % 3].end_session(
+            one,
+            outcome="failed" if number % 50 == 7 else "terminated",
+            reason="late" if number % 50 == 7 else "",
+        )
+    for manager in managers:
+        manager.close()
+    before = trajectories.read(tmp_path, "talk").to_pylist()
+    path = trajectories.finalize(tmp_path, "talk")
+    assert [row["response"] for row in before] == [
+        f"{number} {step}"
+        for number, _ in sorted(enumerate(sessions), key=lambda each: (each[1].started, each[1].id))
+        for step in range(5)
+    ]
+    assert {(row["env_id"], row["reason"]) for row in before if row["outcome"] == "failed"} == {
+        ("7", "late"),
+        ("57", "late"),
+        ("107", "late"),
+    }
+    assert trajectories.read(tmp_path, "talk").to_pylist() == before
+    metadata = pq.read_metadata(path)
+    assert {metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)} == {256, 88}

@@ -1,0 +1,84 @@
+"""The columns of the tables of steps: those of the recorded rows between those of their episode.
+
+Columns: phase, worker (int32), episode, attempt, seed, step (int64); observation and action (int64 for Discrete, else a flat
+fixed-size list in C order, its shape in the field's metadata); reward (float64), terminated, truncated (bool), weight_version
+(int64); outcome. With several players each has a struct column of those from observation on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from governor.episodes.records.stream import array, texts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+KIND: Final = b"kind"
+"""In the metadata of a schema: ``text`` for sessions, absent for steps in numbers."""
+MARKS: Final = {
+    "worker": pa.int32(),
+    "episode": pa.int64(),
+    "attempt": pa.int32(),
+    "seed": pa.int64(),
+    "step": pa.int64(),
+}
+"""Columns of the rows of an attempt, and their types."""
+LAST: Final = ("outcome", "reason")
+WORDS: Final = pa.dictionary(pa.int32(), pa.string())
+STARTED: Final = pa.timestamp("us", "UTC")
+"""Microseconds, because nanoseconds become Python values only with pandas, which is no dependency."""
+
+
+def table_schema(rows: pa.Schema) -> pa.Schema:
+    """The schema of the result: the columns of the rows between those of their episode."""
+    first = [pa.field("phase", WORDS)]
+    last = [pa.field("outcome", WORDS)]
+    if is_text(rows):
+        first.append(pa.field("started", STARTED))
+        last.append(pa.field("reason", WORDS))
+    else:
+        first += [pa.field(name, kind) for name, kind in MARKS.items()]
+    return pa.schema([*first, *rows, *last], rows.metadata)
+
+
+def rows_schema(table: pa.Schema) -> pa.Schema:
+    """The columns of the rows alone."""
+    others = {"phase", *(["started"] if is_text(table) else MARKS), *LAST}
+    return pa.schema([field for field in table if field.name not in others], table.metadata)
+
+
+def session_number(session: str) -> int:
+    """Distinguishes two sessions that began in the same microsecond: 60 bits of the hexadecimal id."""
+    return int(session[:15], 16)
+
+
+def is_text(schema: pa.Schema) -> bool:
+    return (schema.metadata or {}).get(KIND) == b"text"
+
+
+def rows_in_group(schema: pa.Schema, rows: int, size: int) -> int:
+    """As many rows as have about `size` bytes, at most `rows`."""
+    of_row = sum(_bits(field.type) for field in schema) / 8
+    return max(1, min(rows, int(size / of_row)))
+
+
+def _bits(kind: pa.DataType) -> int:
+    """Of a value with a fixed size; of another one nothing."""
+    if pa.types.is_struct(kind):
+        return sum(_bits(field.type) for field in kind)
+    if pa.types.is_fixed_size_list(kind):
+        return int(kind.list_size) * _bits(kind.value_type)
+    return int(kind.bit_width) if pa.types.is_primitive(kind) else 0
+
+
+def dictionary(numbers: NDArray[Any], words: Sequence[str]) -> pa.Array:
+    """A dictionary array of `words` by their numbers; an empty word is null."""
+    known = {word: number for number, word in enumerate(dict.fromkeys(filter(None, words)))}
+    indices = np.array([known.get(word, -1) for word in words], np.int32)[numbers]
+    return pa.DictionaryArray.from_arrays(array(indices, valid=indices >= 0), texts([*known]))
