@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from governor.messages import finalizing
 from governor.units import durations
 
 if TYPE_CHECKING:
@@ -122,6 +123,9 @@ def _words(kind: str, data: dict[str, Any], view: RunView) -> str:  # noqa: C901
             return f"{data.get('phase')} ({data.get('index', 0) + 1}{total}{mode}): {', '.join(work)}"
         case "phase.ended":
             return f"{data.get('phase')}: {data.get('end')}{_metrics(data)}"
+        case "part.finalizing":
+            far = finalizing(data.get("steps", 0), data.get("total", 0))
+            return f"{view.phase_name(data.get('phase'))} {data.get('part')}, the file of its steps: {far}"
         case "part.ended":
             failures = f", {data['failures']} ended badly" if data.get("failures") else ""
             text = f"{view.phase_name(data.get('phase'))} {data.get('part')}: {data.get('end')}{failures}{_metrics(data)}"

@@ -9,6 +9,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from governor.messages import finalizing
+
 if TYPE_CHECKING:
     from governor.messages import RunEvent, RunStatus
 
@@ -45,6 +47,8 @@ class RunView:
     names: dict[int, str] = field(default_factory=dict)
     parent: str | None = None
     stalled: bool = False
+    finalizing: str = ""
+    """How far the file of the steps is, once all episodes have ended."""
     earlier: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Episodes and tasks that each phase has on record: a later invocation or another run may start it again."""
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -76,6 +80,7 @@ class RunView:
             case "run.transition":
                 self.state = data.get("to", self.state)
                 self.stalled = False
+                self.finalizing = ""
             case "run.stalled" | "run.moved":
                 self.stalled = event.kind == "run.stalled"
             case "conductor.started":
@@ -84,6 +89,10 @@ class RunView:
                 self.starting.pop(data.get("conductor", "?"), None)
             case "phase.started":
                 self._enter(data)
+            case "part.finalizing":
+                self.finalizing = finalizing(data.get("steps", 0), data.get("total", 0))
+            case "part.ended":
+                self.finalizing = ""
             case "episode.ended":
                 self._episode(data.get("episode", {}))
             case "task.started":
@@ -119,6 +128,8 @@ class RunView:
             return "a free slot"
         if self.starting:
             return f"{_some(list(self.starting))} to be ready"
+        if self.finalizing:
+            return f"the file of its steps: {self.finalizing}"
         if self.running:
             return _some([f"{task}[{run}]" for task, run in self.running])
         if self.state == "running" and self.tasks_ended < self.tasks:
@@ -136,6 +147,7 @@ class RunView:
         self.returns.clear()
         self.running.clear()
         self.stalled = False
+        self.finalizing = ""
 
     def _episode(self, episode: dict[str, Any]) -> None:
         """Evaluation episodes are not among the `episodes` of a phase."""

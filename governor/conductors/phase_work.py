@@ -86,6 +86,7 @@ class SimulationWork(PhaseWork["Simulation"]):
 
     def stop(self, phase: int) -> None:
         if (simulation := self.of(phase)) is not None:
+            simulation.finalizer.stop()
             simulation.stop(end="stopped")
 
     def abandon(self) -> None:

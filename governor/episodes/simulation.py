@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from governor import logs
 from governor.episodes.entries import in_daemon_thread, one_line
+from governor.episodes.finalizer import Finalizer
 from governor.episodes.records import episode_file
 from governor.episodes.rules.conditions import STRENGTH
 from governor.episodes.rules.evaluation import entropy
@@ -47,6 +48,7 @@ from governor.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
+    from governor.episodes.finalizer import Recorded
     from governor.episodes.records.checkpoints import Copy
     from governor.episodes.records.recording import Columns, StepRecorder
     from governor.episodes.rules.evaluation import Stage
@@ -89,6 +91,7 @@ class Simulation:
         self._paused = False
         self._rules = PhaseRules(command)
         self._stage_end: Future[None] | None = None
+        self.finalizer = Finalizer(command, spec=spec, link=link)
         self._pending: set[Future[Any]] = set()
         self._recorders: dict[int, StepRecorder] = {}
         self._unreported: list[EpisodeEnded] = []
@@ -177,6 +180,7 @@ class Simulation:
             self._episodes += len(marked)
             self._until_figures -= len(marked)
             self._steps += sum(record.steps for record in marked)
+            self.finalizer.ended(self._rules.figures.ended, self._steps)
             over = [
                 self._rules.schedule.ended(record.index) for record in marked if record.outcome != "cancelled"
             ]
@@ -244,7 +248,8 @@ class Simulation:
     @property
     def progress(self) -> int:
         """A number that changes with each recorded step and each episode."""
-        return self._episodes + sum(recorder.taken for recorder in [*self._recorders.values()])
+        taken = sum(recorder.taken for recorder in [*self._recorders.values()])
+        return self._episodes + taken + self.finalizer.progress
 
     def resume(self) -> None:
         """Ends a PAUSE."""
@@ -258,11 +263,11 @@ class Simulation:
         *,
         threads: int | None = None,
         copy: Copy | None = None,
-        finalize: Callable[[], object] | None = None,
+        recorded: Recorded | None = None,
     ) -> None:
         """Runs from the first episode to `PartEndedReport`. `play` runs a worker in a thread of its own: one for each worker of the
-        command, or `threads`. `copy` copies the state of an agent; only a phase with checkpoints needs it. `finalize` converts
-        the steps to one table, in a thread too.
+        command, or `threads`. `copy` copies the state of an agent; only a phase with checkpoints needs it. `recorded` finds, in
+        a thread too, what the steps name as their episodes, where these are not indices.
         """
         command = self.command
         path = episode_file.path_of(Path(self.spec.run_folder), command.name)
@@ -280,6 +285,7 @@ class Simulation:
             return
         with self._file:
             clock = self._start_clock()
+            self.finalizer.begin()
             self._rules.open(Path(self.spec.run_folder), copy)
             await self._settle(self._rules.settle_previous())
             self.apply_flow(self._rules.initial_flow, end="until")
@@ -292,13 +298,16 @@ class Simulation:
             for recorder in self._recorders.values():
                 recorder.close()
             if not self.abandoned:
-                await asyncio.to_thread(self._finalize, finalize or self._finalize_steps)
+                fault = await self.finalizer.finish(recorded or (lambda _: self._rules.figures.ended))
+                self._fault = self._fault or fault
         if not self.abandoned:
             await self._report_end(seconds)
+        await self.finalizer.close()
 
     def abandon(self) -> None:
         """The process exits. Running episodes are not recorded: the process that continues the run plays them again."""
         self.abandoned = True
+        self.finalizer.abandon()
         self.stop(end="stopped")
 
     # -- between two stages ---------------------------------------------------------------------------------
@@ -335,24 +344,6 @@ class Simulation:
         return None if left is None else self.loop.call_later(left, partial(self.stop, end="until"))
 
     # -- the end --------------------------------------------------------------------------------------------
-
-    def _finalize_steps(self) -> None:
-        from governor.episodes import trajectories  # noqa: PLC0415  # Arrow, as above
-
-        trajectories.finalize(
-            Path(self.spec.run_folder),
-            self.command.name,
-            episodes=self._rules.figures.ended,
-        )
-
-    def _finalize(self, finalize: Callable[[], object]) -> None:
-        """If the steps cannot be converted to a table, they stay as recorded, and the part reports the reason."""
-        try:
-            finalize()
-        except Exception as error:  # noqa: BLE001  # from Arrow and the disk
-            self._fault = (
-                self._fault or f"cannot finalize the steps of {self.command.name!r}: {one_line(error)}"
-            )
 
     async def _thread(self, play: Callable[[Simulation, int], None], worker: int) -> None:
         name = f"{self.command.name}.worker.{worker}"

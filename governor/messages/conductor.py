@@ -80,6 +80,20 @@ class PartEndedReport(Message, frozen=True):
     metrics: dict[str, float] = {}
 
 
+class PartFinalizing(Message, frozen=True):
+    """All episodes of a part have ended, and `steps` of the `total` found so far are in their file by now."""
+
+    phase: int
+    part: Part
+    steps: int
+    total: int
+
+
+def finalizing(steps: int, total: int) -> str:
+    """As it is shown to people."""
+    return f"{steps:,} of {total:,} steps are in it"
+
+
 class Log(Message, frozen=True):
     """A line of a conductor for the run's log."""
 
@@ -96,6 +110,7 @@ ConductorEvent: TypeAlias = (
     | TaskStarted
     | TaskAttemptEnded
     | TaskEnded
+    | PartFinalizing
     | PartEndedReport
     | Log
 )

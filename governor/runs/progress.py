@@ -15,9 +15,11 @@ from governor.messages import (
     ConductorStatus,
     EpisodeEnded,
     LimitUse,
+    PartFinalizing,
     TaskAttemptEnded,
     TaskEnded,
     TaskStarted,
+    finalizing,
 )
 from governor.units import durations
 from states import Running
@@ -49,6 +51,8 @@ class Progress:
         self.episodes_ended = self.episodes_total = 0
         self.tasks_ended = self.tasks_total = 0
         self._running: dict[str, float] = {}
+        self.finalizing = ""
+        """How far the file of the steps is, once all episodes have ended."""
         self._began = time.monotonic()
         self.changes = 0
 
@@ -60,6 +64,7 @@ class Progress:
         self.tasks_total = self._assignment.tasks_of(phase)
         self.episodes_ended = self.tasks_ended = 0
         self._running = {}
+        self.finalizing = ""
         self._returns.clear()
 
     def enter_simulation(self, done: PhaseFigures) -> None:
@@ -80,6 +85,8 @@ class Progress:
                 if not record.evaluation:
                     self.episodes_ended += 1
                     self._returns.append(record.value)
+            case PartFinalizing(steps=steps, total=total):
+                self.finalizing = f"the file of its steps: {finalizing(steps, total)}"
             case TaskStarted(task=task, run=run):
                 self._running[f"{task}[{run}]"] = time.monotonic()
             case TaskAttemptEnded(task=task, run=run):
@@ -90,11 +97,12 @@ class Progress:
 
     @property
     def at_work(self) -> str:
-        """The running tasks, the oldest ones by name and age; empty if none."""
+        """The running tasks, the oldest ones by name and age, and how far a simulation is that is over; empty if none."""
         now = time.monotonic()
         oldest = [f"{name} for {now - since:.0f} s" for name, since in islice(self._running.items(), NAMED)]
         more = len(self._running) - len(oldest)
-        return ", ".join(oldest) + (f" and {more} more" if more else "")
+        tasks = ", ".join(oldest) + (f" and {more} more" if more else "")
+        return "; ".join(filter(None, [self.finalizing, tasks]))
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -30,6 +30,7 @@ from governor.messages import (
     Acknowledged,
     EpisodeEnded,
     Log,
+    PartFinalizing,
     Refused,
     Report,
     TaskAttemptEnded,
@@ -53,7 +54,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 log = logs.get_logger()
-_KINDS: Final = {TaskStarted: "task.started", TaskAttemptEnded: "task.attempt_ended"}
+_KINDS: Final = {
+    PartFinalizing: "part.finalizing",
+    TaskStarted: "task.started",
+    TaskAttemptEnded: "task.attempt_ended",
+}
 
 
 class ReportHandler:
@@ -151,6 +156,7 @@ class ReportHandler:
             case messages.FailedReport(reason=reason, traceback=traceback):
                 await handle(events.ConductorFailed(*stamp, reason=reason), detail={"traceback": traceback})
             case messages.PartEndedReport():
+                self._run.progress.finalizing = ""
                 ended = events.PartEnded(
                     *self._run.stamp,
                     phase=event.phase,

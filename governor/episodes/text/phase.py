@@ -32,7 +32,7 @@ from governor.errors import ConductorError, GovernorError
 from governor.index_ranges import IndexRanges
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from governor.episodes.simulation import Simulation
     from governor.episodes.text.actor_pool import ActorHandle
@@ -62,7 +62,7 @@ class TextPhase:
 
     async def run(self) -> None:
         """Runs from the first episode to `PartEnded`; for the event loop of the conductor."""
-        await self._simulation.run(self._run_thread, threads=1, finalize=self._finalize)
+        await self._simulation.run(self._run_thread, threads=1, recorded=self._counted)
 
     def _run_thread(self, *_: object) -> None:
         """Runs the thread that plays."""
@@ -74,16 +74,12 @@ class TextPhase:
         finally:
             loop.close()
 
-    def _finalize(self) -> None:
-        """Converts the sessions to one table."""
-        name = self._simulation.command.name
-        trajectories.finalize(self._folder, name, episodes=self._counted(name))
-
-    def _counted(self, phase: str) -> IndexRanges:
+    def _counted(self, check: Callable[[], None]) -> IndexRanges:
         """The start times, in microseconds, of the sessions that count."""
         last: dict[int, int] = {}
-        found = trajectories.tables(self._folder, phase)
+        found = trajectories.tables(self._folder, self._simulation.command.name)
         for table in found[1] if found is not None else ():
+            check()
             rows = pa.table(
                 {
                     "episode": table["episode"],

@@ -120,6 +120,19 @@ def test_it_shows_a_stall_until_the_run_makes_progress():
     assert said == ["episodes; no progress", "episodes"] * 3
 
 
+def test_it_shows_how_far_the_file_of_the_steps_is_until_the_part_ends():
+    view = after(8)
+    data = {"phase": 0, "part": "simulation", "steps": 4096, "total": 10**8}
+    event = RunEvent(uid="u", seq=99, at=0.0, kind="part.finalizing", data=data)
+    view.on(event)
+    assert view.waits_for == "the file of its steps: 4,096 of 100,000,000 steps are in it"
+    assert line(event, view).split(maxsplit=1)[1] == (
+        "train simulation, the file of its steps: 4,096 of 100,000,000 steps are in it"
+    )
+    view.on(RunEvent(uid="u", seq=100, at=0.0, kind="part.ended", data={"phase": 0, "part": "simulation"}))
+    assert view.waits_for == "episodes"
+
+
 def test_many_names_are_cut():
     view = RunView(uid="u", state="starting", starting=dict.fromkeys("abcde"))
     assert view.waits_for == "a, b, c and 2 more to be ready"

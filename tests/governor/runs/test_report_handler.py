@@ -24,6 +24,7 @@ from governor.messages import (
     FiguresUpdated,
     Log,
     PartEndedReport,
+    PartFinalizing,
     ReadyReport,
     Refused,
     Report,
@@ -220,6 +221,17 @@ async def test_figures_that_the_journal_does_not_take_are_its_failure(run, monke
     with pytest.raises(JournalError):
         await report_as_latest(run, 1, ended(0), FiguresUpdated(phase=0, figures=b""))
     assert len(run.governor.failures) == 1
+
+
+async def test_how_far_the_file_of_the_steps_is_is_on_record_and_shown_until_the_part_ends(run):
+    finalizing = PartFinalizing(phase=0, part="simulation", steps=4096, total=10**8)
+    await report_as_latest(run, 1, finalizing)
+    assert run.progress.at_work == "the file of its steps: 4,096 of 100,000,000 steps are in it"
+    assert run.progress.changes == 2  # the phase, and this: it does not stand still
+    (event,) = run.journal.events_of("r1", ("part.finalizing",))
+    assert event.data == {"phase": 0, "part": "simulation", "steps": 4096, "total": 10**8}
+    await report_as(run, 2, PartEndedReport(phase=0, part="simulation", end="max_episodes"))
+    assert run.progress.at_work == ""
 
 
 async def test_the_answer_carries_the_governors_flow_control(run):
