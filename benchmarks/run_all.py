@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import bench_broker
 import bench_daemon
+import bench_finalizing
 import bench_growth
 import bench_in_process
 import bench_memory
@@ -85,6 +86,7 @@ SECTIONS: tuple[tuple[str, Callable[[], list[Row]]], ...] = (
         lambda: asyncio.run(bench_in_process.measure(1.0)),
     ),
     ("Steps on record", bench_recording.measure),
+    ("Steps become one file", bench_finalizing.measure),
     ("Language models in text environments", bench_text.measure),
     ("Broker, round trips of 100 bytes", bench_broker.rows),
     ("Processes and memory", bench_memory.measure),
