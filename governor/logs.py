@@ -69,7 +69,8 @@ def share_output(descriptor: int) -> None:
         if number != descriptor:
             os.dup2(descriptor, number)
         raw = os.fdopen(number, "wb", closefd=False)
-        _replaced.append(getattr(sys, stream))
+        if not isinstance(replaced := getattr(sys, stream), TolerantOutput):
+            _replaced.append(replaced)
         output = TolerantOutput(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
         setattr(sys, stream, output)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         poll_for_timeout,
         run_exp,
     )
+    from governor.tasks.cluster.warm_runners import release_runners
     from governor.tasks.errors import GraphError, QueueFull, TaskFailed
     from governor.tasks.trinity.bootstrap import bootstrap_metric
     from governor.tasks.trinity.coordinator import BatchLifecycleState, BatchState, RolloutCoordinator
@@ -58,6 +59,7 @@ __all__ = [
     "get_elapsed_time",
     "parse_and_truncate_error",
     "poll_for_timeout",
+    "release_runners",
     "run_exp",
     "sort_batch_id",
 ]
@@ -74,6 +76,7 @@ _MODULES = {
         "poll_for_timeout",
         "run_exp",
     ),
+    "cluster.warm_runners": ("release_runners",),
     "trinity.runner_view": ("RunnerWrapper",),
     "trinity.scheduler": ("Scheduler",),
     "trinity.statistics": ("calculate_task_level_metrics",),

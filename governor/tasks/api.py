@@ -149,6 +149,8 @@ class SchedulerConfig:
         num_cpus: of such a head; None: those of the machine.
         import_path: folders that runners put in front of ``sys.path``.
         min_num_counts: what counts for `min_num`: tasks that succeeded, or all that ended; then failures alone may do.
+        idle_timeout: how long idle runners are kept for the next call or scheduler of this process, as long as Ray stays
+            connected; 0: they end at once.
 
     Raises:
         ValueError: a setting is invalid; the message names it, and the allowed values.
@@ -168,6 +170,7 @@ class SchedulerConfig:
     num_cpus: int | None = None
     import_path: Sequence[str] = ()
     min_num_counts: Counted = "succeeded"
+    idle_timeout: float = 60.0
 
     def __post_init__(self) -> None:
         """Raises ValueError, which names the allowed values."""
@@ -182,6 +185,7 @@ class SchedulerConfig:
                 _seconds("grace", self.grace),
                 _whole("max_pending", self.max_pending, 1),
                 _seconds("stop_timeout", self.stop_timeout),
+                _seconds("idle_timeout", self.idle_timeout),
                 _whole("num_cpus", self.num_cpus, 1, or_none=True),
                 _seconds("over_rollout.wait_after_min", rollout.wait_after_min),
                 _share("over_rollout.ratio", rollout.ratio),

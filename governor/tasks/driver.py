@@ -4,7 +4,8 @@ Rules:
 1. If Ray is initialized already, it is used and left as it is; another address is an error then. Otherwise the first
    driver connects to `address`, or starts a head of its own on the loopback interface; other drivers share it, and it
    ends with the last one.
-2. `close` removes all that no other driver uses: runners have exited, the folder is removed unless it was given.
+2. `close` removes all that no other driver uses: the folder is removed unless it was given, and runners have exited; idle ones
+   are kept for the next driver, as long as the connection to Ray stays (`cluster.warm_runners`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 from governor import logs
 from governor.tasks.cluster.cluster import Cluster
 from governor.tasks.cluster.lease import NodeLease
+from governor.tasks.cluster.warm_runners import WARM
 from governor.tasks.engine import Engine
 
 if TYPE_CHECKING:
@@ -52,10 +54,12 @@ class Driver:
         capacity: int | None = None,
         models: Sequence[Any] = (),
         folder: Path | None = None,
+        wait: bool = True,
     ) -> Self:
         """Returns when every plain slot has its runner. Raises ConductorError, and leaves nothing behind then.
 
-        `capacity`: plain runners; None: the CPUs of the cluster. `folder`: None: a temporary one.
+        `capacity`: plain runners; None: the CPUs of the cluster. `folder`: None: a temporary one. Without `wait`, runners
+        are starting.
         """
         logs.default()
         async with AsyncExitStack() as stack:
@@ -74,13 +78,15 @@ class Driver:
             from governor.tasks.runners.pool import Runners  # noqa: PLC0415  # as said above
 
             pickle_store = PickleStore(cluster.namespace)
-            stack.push_async_callback(cluster.call_at_end, pickle_store.close)
+            stack.callback(cluster.call_unawaited, pickle_store.close)
             runners = Runners(
                 cluster=cluster,
                 run=f"driver-{uuid.uuid4().hex[:8]}",
                 run_folder=folder,
                 socket_folder=scratch,
                 import_path=[*config.import_path, *sys.path],
+                warm=WARM,
+                keep_seconds=config.idle_timeout,
             )
             engine = Engine(
                 runners=runners,
@@ -93,7 +99,10 @@ class Driver:
                 age=config.max_timeout,
             )
             stack.push_async_callback(engine.close)
-            await engine.start()
+            if wait:
+                await engine.start()
+            else:
+                engine.warm()
             watching = asyncio.create_task(cluster.follow(engine), name="tasks.nodes")
             stack.callback(watching.cancel)
             return cls(cluster, engine, pickle_store, folder, stack.pop_all())

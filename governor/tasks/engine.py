@@ -122,9 +122,21 @@ class Engine:
     async def start(self) -> None:
         """Returns when every plain slot has its runner, or none can be started."""
         self.warm()
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Returns when no runner is starting."""
         while self._core.slots.is_starting:
             self._changed.clear()
             await self._changed.wait()
+
+    def rest(self) -> None:
+        """Gives the idle runners away; whoever submits a batch next waits for others."""
+        self._core.slots.keep_warm = False
+        self._runners.release(self._idle())
+
+    def _idle(self) -> list[int]:
+        return [slot.runner for slot in self._core.slots.all() if slot.state == "idle"]
 
     async def close(self) -> None:
         """Cancels all batches, and waits for the exit of every runner. Call once. A pending `wait_for_runner` or `restart`
@@ -138,7 +150,7 @@ class Engine:
         while self._core.outcomes.has_followers:
             self.pause(paused=False)
             await asyncio.sleep(0)
-        await self._runners.close()
+        await self._runners.close(self._idle())
         if self._alarm is not None:
             self._alarm.cancel()
 
@@ -334,8 +346,8 @@ class Engine:
                     self._runners.revoke(runner)
                 case CancelAttempt(runner, ticket):
                     self._runners.cancel(runner, ticket)
-                case KillRunner(runner, reason):
-                    self._runners.kill(runner, reason)
+                case KillRunner(runner, reason, is_idle):
+                    self._runners.kill(runner, reason, is_idle=is_idle)
         except Exception:
             log.exception("engine.effect_failed", effect=type(effect).__name__)
 

@@ -8,7 +8,7 @@ from governor import logs
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Coroutine, Iterator, Sequence
+    from collections.abc import Collection, Coroutine, Iterator, Sequence
 
     from governor.messages import LogLevel, TaskRecord
     from governor.tasks.protocol.wire import WorkItem
@@ -54,13 +54,15 @@ class RunnerPool(Protocol):
 
     def cancel(self, runner: int, ticket: int) -> None: ...
 
-    def kill(self, runner: int, reason: str) -> None: ...
+    def kill(self, runner: int, reason: str, *, is_idle: bool = False) -> None: ...
+
+    def release(self, idle: Collection[int]) -> None: ...
 
     def pid(self, runner: int) -> int: ...
 
     def node(self, runner: int) -> str: ...
 
-    async def close(self) -> None: ...
+    async def close(self, idle: Collection[int] = ()) -> None: ...
 
 
 class Capacity(Protocol):

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from governor.tasks.driver import Driver
 
 CLOSED: Final = "its session was closed"
+SETTLE_SECONDS: Final = 1.0
 T = TypeVar("T")
 
 log = logs.get_logger()
@@ -97,7 +98,7 @@ class GraphSession:
             folder = None if self._study is None else stack.enter_context(self._study).folder
             self._thread.start()
             stack.callback(self._end_thread)
-            self._driver = self.wait(Driver.open(self._config, folder=folder))
+            self._driver = self.wait(Driver.open(self._config, folder=folder, wait=False))
             self._connection = worker_id()
             self._held = stack.pop_all()
 
@@ -148,9 +149,16 @@ class GraphSession:
         )
         self.call(lambda: self._opened().engine.submit(batch, listener))
         listener.ended.result()  # an interrupt here closes the session, which cancels the batch
-        self.call(lambda: self._release([spec.call for spec in named if spec.call]))
+        self.wait(self._settle())
         records = {record.task: record for record in [*done, *listener.records]}
         return {each.exp_id: self.value_of(records[str(each.exp_id)]) for each in experiments}
+
+    async def _settle(self) -> None:
+        """Waits a moment for runners that are still starting: the next call finds them warm."""
+        if self._config.idle_timeout > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SETTLE_SECONDS):
+                    await self._opened().engine.settle()
 
     def submit_one(
         self,

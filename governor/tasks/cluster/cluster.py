@@ -80,7 +80,8 @@ class Cluster:
         """Done with the reason, once Ray is known to be lost."""
         self.own: RayNode | None = None
         self.ray: Any = None
-        self._worker = ""
+        self.worker = ""
+        """Ray's id of this process on this connection."""
 
     @property
     def nodes(self) -> list[RayNode]:
@@ -126,7 +127,7 @@ class Cluster:
 
         def guarded() -> T:
             # Without one, Ray would start a cluster of its own now; another one is not ours.
-            if self.ray is not None and worker_id() != self._worker:
+            if self.ray is not None and worker_id() != self.worker:
                 raise ConductorError("the connection to Ray was shut down in this process")
             return function()
 
@@ -269,10 +270,15 @@ class Cluster:
             self._agents.pop(node_id, None)
         return outcome.result()
 
+    def call_unawaited(self, function: Callable[[], object]) -> None:
+        """Has a call into Ray made in Ray's thread, by and by. It must not raise."""
+        self._thread.submit(function)
+
     async def disconnect(self) -> None:
         """Closes a connection that `connect` has opened; an earlier one is left as it is."""
         # queued behind a cancelled `connect`, which is still running in the thread
-        await self.call_at_end(self._shut_down)
+        if self.address or self._agents or self.ray is None:
+            await self.call_at_end(self._shut_down)
         self._thread.shutdown(wait=False)
 
     def _shut_down(self) -> None:
@@ -318,7 +324,7 @@ class Cluster:
 
     def _connect(self) -> None:
         self.ray = join(self.address, token_path=self._token_path, namespace=self.namespace)
-        self._worker = worker_id()
+        self.worker = worker_id()
         self._ask_nodes()
         self._require_own_node()
 
@@ -338,7 +344,7 @@ class Cluster:
 
         if not ray.is_initialized():
             raise ConductorError("Ray is not initialized in this process, and no address was given")
-        self.ray, self._worker = ray, worker_id()
+        self.ray, self.worker = ray, worker_id()
         self._ask_nodes()
 
     def _ask_nodes(self) -> None:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from governor.errors import ConductorError
 from governor.tasks.cluster.cluster import Cluster
 from governor.tasks.cluster.joining import worker_id
+from governor.tasks.cluster.warm_runners import WARM
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -47,6 +48,9 @@ class NodeLease:
         """Initializes Ray. Call once, and `leave` also if this raises ConductorError or ProcessError. A cancelled call does
         not wait for the connection; `leave` does.
         """
+        if worker_id() and _RayThread.current is None:  # none was opened here: it is rule 2
+            _require(self._address)
+            return
         self._ray_thread = _RayThread.enter()
         await asyncio.wrap_future(
             self._ray_thread.submit(self._ray_thread.take(self, self._address, self._num_cpus))
@@ -160,7 +164,8 @@ async def _connect(address: str, num_cpus: int) -> _Connection:
             cluster.disconnect
         )  # pushed first: a cancelled `connect` still runs in its thread
         await cluster.connect()
-        return _Connection(worker_id(), stack.pop_all())
+        stack.push_async_callback(asyncio.to_thread, WARM.end, cluster.worker)
+        return _Connection(cluster.worker, stack.pop_all())
 
 
 def _require(address: str) -> None:

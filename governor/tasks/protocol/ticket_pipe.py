@@ -77,9 +77,11 @@ class RunnerControl:
         return kill_tree.kill_tree(self._hello.pid, self.pidfd, self._hello.mark)
 
     def close(self) -> None:
+        """Idempotent."""
         for descriptor in (self.pidfd, self.tickets):
             if descriptor is not None:
                 os.close(descriptor)
+        self.pidfd = self.tickets = None
 
     def _open(self, number: int, mode: int) -> int:
         """Opens one of its pipes. Raises OSError if it has exited."""

@@ -73,9 +73,25 @@ class Bundle(_Message, frozen=True):
     work_items: list[WorkItem]
 
 
+class Serve(_Message, frozen=True, kw_only=True):
+    """The runner works for this driver from now on: it connects to `path`, or by TCP to `address`, and sends its `Hello`.
+
+    `run` and `run_folder` are for user code. `marker` is a file in that folder: a runner that sees it shares the folder.
+    """
+
+    run: str
+    run_folder: str
+    path: str
+    address: tuple[str, int]
+    secret: bytes
+    runner: int
+    marker: str
+
+
 class Hello(_Message, frozen=True, kw_only=True):
     """The runner is ready. `mark` is the part of the given process mark that its process bears; `ticket_pipe` and
-    `cancel_pipe` are descriptors of its pipes (`ticket_pipe.py`); `shares_folder`: it sees the run's folder.
+    `cancel_pipe` are descriptors of its pipes (`ticket_pipe.py`); `shares_folder`: it sees the run's folder. `is_stale`: code
+    that it has imported was changed since: it is to be replaced.
     """
 
     secret: bytes
@@ -87,6 +103,7 @@ class Hello(_Message, frozen=True, kw_only=True):
     ticket_pipe: int
     cancel_pipe: int
     shares_folder: bool
+    is_stale: bool = False
 
     @property
     def pid(self) -> int:
@@ -161,10 +178,10 @@ FromRunner: TypeAlias = Hello | Report | Leaving | File
 
 _encoder = msgspec.msgpack.Encoder()
 decode_from_runner: Callable[[memoryview], FromRunner] = msgspec.msgpack.Decoder(FromRunner).decode
-decode_bundle = msgspec.msgpack.Decoder(Bundle).decode
+decode_to_runner: Callable[[memoryview], Bundle | Serve] = msgspec.msgpack.Decoder(Bundle | Serve).decode
 
 
-def frames(messages: Iterable[Bundle | FromRunner]) -> bytearray:
+def frames(messages: Iterable[Bundle | Serve | FromRunner]) -> bytearray:
     """The encoded messages with their length prefixes."""
     out = bytearray()
     for message in messages:

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import reprlib
 import sys
+import sysconfig
+from contextlib import suppress
 from functools import lru_cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +36,20 @@ _coroutine: Coroutine | None = None
 def is_loaded(call: str) -> bool:
     """Whether the module of the call has been imported already."""
     return call.partition(":")[0] in sys.modules
+
+
+def changed_since(moment: float) -> bool:
+    """Whether a file of a module that is imported here was changed after this moment (seconds since the epoch). Not of the
+    standard library and of installed packages.
+    """
+    installed = tuple(sysconfig.get_paths().values())
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and not file.startswith(installed):
+            with suppress(OSError):  # it was removed: what is imported may go on
+                if os.stat(file).st_mtime > moment:  # noqa: PTH116  # there may be hundreds
+                    return True
+    return False
 
 
 @lru_cache(maxsize=256)

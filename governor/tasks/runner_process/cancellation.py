@@ -42,6 +42,10 @@ class Cancellation:
         if signal.getsignal(CANCEL_SIGNAL) != self._on_signal:
             signal.signal(CANCEL_SIGNAL, self._on_signal)
 
+    def reset(self) -> None:
+        """Another driver begins, whose tickets may be the same numbers."""
+        self._asked = frozenset()
+
     def enter(self, ticket: int) -> None:
         """User code is called next. Raises TaskCancelled if the attempt has been cancelled already."""
         self.ticket = ticket

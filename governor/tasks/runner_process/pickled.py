@@ -197,20 +197,32 @@ class _PackBuilder:
 
 
 class _Pickler(cloudpickle.CloudPickler):
-    """Pickles one object after the other; classes of the script are replaced by their names."""
+    """Pickles one object after the other; classes of the script are replaced by calls of `fetch`. (A `persistent_id` would be
+    asked about every text and number.)
+    """
 
     def __init__(self, name_class: Callable[[Any], str]) -> None:
         self._into = io.BytesIO()
         super().__init__(self._into)  # type: ignore[no-untyped-call]
         self._name_class = name_class
         self._classes: dict[type, str] = {}
+        self._importable: set[type] = set()
+        self._plain: set[type] = set()
+        """Types of objects for which cloudpickle has no way of its own."""
 
-    def persistent_id(self, thing: Any) -> str | None:
-        if not isinstance(thing, type) or not _is_of_script(thing):
-            return None
-        if thing not in self._classes:
-            self._classes[thing] = self._name_class(thing)
-        return self._classes[thing]
+    def reducer_override(self, thing: Any) -> Any:
+        if type(thing) in self._plain or (isinstance(thing, type) and thing in self._importable):
+            return NotImplemented
+        if isinstance(thing, type) and _is_of_script(thing):
+            if thing not in self._classes:
+                self._classes[thing] = self._name_class(thing)
+            return fetch, (self._classes[thing],)
+        reduced = super().reducer_override(thing)  # type: ignore[no-untyped-call]
+        if reduced is NotImplemented and isinstance(thing, type):
+            self._importable.add(thing)
+        elif reduced is NotImplemented:
+            self._plain.add(type(thing))
+        return reduced
 
     def pickle(self, thing: Any, label: str | None = None) -> bytes:
         """Raises TypeError, with its label, for an object that cannot be pickled."""
@@ -222,11 +234,6 @@ class _Pickler(cloudpickle.CloudPickler):
         except Exception as error:
             raise _unsendable(label or calls.brief(thing), error) from error
         return self._into.getvalue()
-
-
-class _Unpickler(pickle.Unpickler):
-    def persistent_load(self, name: str) -> Any:
-        return fetch(name)
 
 
 class _PickleCache:
@@ -249,6 +256,10 @@ class _PickleCache:
             _, (_, size) = self._known.popitem(last=False)
             self._bytes -= size
         return found
+
+    def clear(self) -> None:
+        self._known.clear()
+        self._bytes = 0
 
 
 _pickles = _PickleCache()
@@ -278,6 +289,12 @@ def _fetch_data(name: str) -> Any:
 _fetch_code = lru_cache(maxsize=CACHED_CODE)(_fetch_data)
 
 
+def forget() -> None:
+    """Empties the runner's caches: its driver has ended, and names of the next one are others."""
+    _pickles.clear()
+    _fetch_code.cache_clear()
+
+
 def _read(name: str) -> bytes:
     pickled: bytes | None = internal_kv._internal_kv_get(name, namespace=NAMESPACE)  # noqa: SLF001  # its only interface
     if pickled is None:
@@ -286,7 +303,7 @@ def _read(name: str) -> bytes:
 
 
 def _unpickled(pickled: bytes) -> Any:
-    return _Unpickler(io.BytesIO(pickled)).load()
+    return pickle.loads(pickled)  # noqa: S301  # rule 1
 
 
 def _packs(pickles: Mapping[int, bytes]) -> Iterator[list[int]]:

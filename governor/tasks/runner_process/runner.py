@@ -2,7 +2,8 @@
 
 Rules:
 1. Its one Ray call, `serve`, lasts as long as the runner. Work and reports are sent over a stream socket: a report is in
-   the kernel before user code is called, so that neither the GIL nor a kill can delay it.
+   the kernel before user code is called, so that neither the GIL nor a kill can delay it. An idle runner may get a `Serve`
+   there: then it works for another driver of the same process.
 2. Each run is one Begun and one Over, whatever user code raises, SystemExit and KeyboardInterrupt too. The Over of a
    run is sent together with the Begun of the next.
 3. Runs do not share state: each gets new copies of its arguments and inputs, and of an object that is called.
@@ -38,21 +39,24 @@ from governor.tasks.protocol.ticket_pipe import TICKET
 from governor.tasks.protocol.wire import (
     LARGEST,
     Begun,
+    Bundle,
     File,
     Hello,
     Loading,
     Over,
+    Serve,
     WorkItem,
-    decode_bundle,
+    decode_to_runner,
     keep_alive,
 )
-from governor.tasks.runner_process import calls, pickled
+from governor.tasks.runner_process import calls, pickled, settings
 from governor.tasks.runner_process.cancellation import Cancellation
 from governor.tasks.runner_process.pickled import PREFIX
 from governor.tasks.runner_process.reports import RunnerReports, utf8
 
 if TYPE_CHECKING:
-    from governor.tasks.protocol.wire import Bundle, FromRunner, Input
+    from governor.tasks.protocol.wire import FromRunner, Input
+    from governor.tasks.runner_process.settings import RunnerSettings
 
 OURS: Final = Path(__file__).parents[1]
 """Stack frames of this folder are hidden from users."""
@@ -66,79 +70,93 @@ TRACEBACK_LENGTH: Final = 20_000
 class Runner:
     """The actor. All other code is in `Serving`: Ray wraps each method of an actor, at a microsecond for each call."""
 
-    def __init__(self, **settings: Any) -> None:
-        self._serving = Serving(**settings)
+    def __init__(self) -> None:
+        self._settings = settings.take()
+        self._serving = Serving(self._settings)
 
-    def serve(self, **settings: Any) -> None:
+    def serve(self) -> None:
         """Executes work until it is killed. Call once."""
-        self._serving.serve(**settings)
+        self._serving.serve(self._settings.driver, mark=self._settings.mark)
 
 
 class Serving:
     """The runner's loop; `serve` never returns."""
 
-    def __init__(
-        self, *, run: str, run_folder: str, import_path: list[str], working_folder: str | None
-    ) -> None:
-        """`working_folder` is the run file's: a machine that does not have it works in its own; None: there is no run file."""
-        self._run = run
-        self._folder = Path(run_folder)
-        sys.path[:0] = [folder for folder in import_path if folder not in sys.path]
+    def __init__(self, given: RunnerSettings) -> None:
+        sys.path[:0] = [folder for folder in given.import_path if folder not in sys.path]
         self._without_folder = ""
-        if working_folder is not None:
+        if given.working_folder is not None:
             try:
-                user_folder.enter(working_folder)
+                user_folder.enter(given.working_folder)
             except ConductorError as error:
                 self._without_folder = error.reason
         self._pid = os.getpid()
+        self._began = time.time()
         self._forked = False
         self._loaded: set[tuple[str, bool]] = set()
         """Packs that were unpickled before, so that fetching from them is quick."""
         self._cancellation = Cancellation()
         self._ticket_pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
-    def serve(
-        self, *, path: str, address: tuple[str, int], secret: bytes, runner: int, marker: str, mark: int
-    ) -> None:
-        """`marker` is a file in the run's folder: a runner that sees it shares the folder. `mark` is the process mark."""
+    def serve(self, first: Serve, *, mark: int) -> None:
+        """`mark` is the process mark."""
         prctl.adopt_orphans()
         # Ray's own handler turns the signal into an exception inside user code; a signal is meant to kill.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # Ray reaps children itself (its subreaper option): each would seem to have exited with 0.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._cancellation.listen()
-        sock = _connect(path, address)
-        bundles = MessageStream(sock, max_bytes=LARGEST, blocking=True)
+        self._mark = kill_tree.mark_self(mark)
+        sock = _connect(first)
         self._reports = RunnerReports(sock, self._cancellation)
         self._leave = os._exit
         os._exit = self._announced_exit  # type: ignore[assignment]
         os.register_at_fork(after_in_child=self._after_fork)
-        self._shares_folder = (self._folder / marker).exists()
         if sock.family != socket.AF_UNIX:  # another machine
             self._without_folder = ""
+        driver, is_stale = first, False
         try:
-            self._reports.send(
-                Hello(
-                    secret=secret,
-                    runner=runner,
-                    identity=ProcessIdentity.of(self._pid),
-                    mark=kill_tree.mark_self(mark),
-                    node=ray.get_runtime_context().get_node_id(),
-                    host=socket.gethostname(),
-                    ticket_pipe=self._ticket_pipe[0],
-                    cancel_pipe=self._cancellation.pipe,
-                    shares_folder=self._shares_folder,
-                )
-            )
-            if sock.family == socket.AF_UNIX:
-                _take_output(sock)
             while True:
-                self._execute(bundles.wait_message(decode_bundle))
+                driver = self._serve_driver(driver, is_stale=is_stale)
+                self._loaded.clear()
+                pickled.forget()
+                self._cancellation.reset()
+                is_stale = calls.changed_since(self._began)
+                sock, self._reports.sock = self._reports.sock, _connect(driver)
+                sock.close()
         except OSError:  # the scheduler is gone, or user code has closed our descriptors
             self._leave(1)
         except BaseException:  # noqa: BLE001  # user code has replaced our descriptors: the runner cannot go on
             traceback.print_exc()
             self._leave(1)
+
+    def _serve_driver(self, driver: Serve, *, is_stale: bool) -> Serve:
+        """Works for this driver, which is connected, until another one takes the runner over; returns that one."""
+        sock = self._reports.sock
+        self._run, self._folder = driver.run, Path(driver.run_folder)
+        self._shares_folder = (self._folder / driver.marker).exists()
+        self._reports.send(
+            Hello(
+                secret=driver.secret,
+                runner=driver.runner,
+                identity=ProcessIdentity.of(self._pid),
+                mark=self._mark,
+                node=ray.get_runtime_context().get_node_id(),
+                host=socket.gethostname(),
+                ticket_pipe=self._ticket_pipe[0],
+                cancel_pipe=self._cancellation.pipe,
+                shares_folder=self._shares_folder,
+                is_stale=is_stale,
+            )
+        )
+        while is_stale:
+            signal.pause()  # the driver has Ray end it, which is no death then
+        if sock.family == socket.AF_UNIX:
+            _take_output(sock)
+        messages = MessageStream(sock, max_bytes=LARGEST, blocking=True)
+        while isinstance(message := messages.wait_message(decode_to_runner), Bundle):
+            self._execute(message)
+        return message
 
     # -- bundles --------------------------------------------------------------------------------------------
 
@@ -311,16 +329,16 @@ class Serving:
         self._leave(code)
 
 
-def _connect(path: str, address: tuple[str, int]) -> socket.socket:
+def _connect(driver: Serve) -> socket.socket:
     """Connects to the unix socket on the scheduler's machine, elsewhere by TCP. Raises OSError."""
     local = socket.socket(socket.AF_UNIX)
     try:
-        local.connect(path)
+        local.connect(driver.path)
     except OSError:
         local.close()
     else:
         return local
-    remote = socket.create_connection(address)
+    remote = socket.create_connection(driver.address)
     remote.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     keep_alive(remote)
     return remote

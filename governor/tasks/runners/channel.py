@@ -3,7 +3,8 @@
 Rules:
 1. Runners on this machine connect to the unix socket, others by TCP. A connection is authenticated by a first `Hello`
    with the secret; until then nothing else is accepted.
-2. A read is bounded, so that the event loop is not blocked; a write never waits: what does not fit is buffered.
+2. A read is bounded, so that the event loop is not blocked; a write never waits: what does not fit is buffered. Of a runner
+   with many small tasks, reports are collected for a moment: each wake-up costs as much as several reports.
 3. Invalid data of a peer ends its connection, and has no other effect.
 """
 
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from governor import logs
 from governor.message_stream import MessageStream, MessageTooLarge, StreamClosed
+from governor.processes.readiness import is_readable
 from governor.tasks.protocol.wire import (
     LARGEST,
     Bundle,
@@ -39,6 +41,8 @@ READ_BYTES: Final = 16 * 1024
 """Per read: some 500 reports, which take the scheduler 4 ms."""
 LARGE_READ_BYTES: Final = 1024 * 1024
 """Per read, while a single large document is being received."""
+REST_SECONDS: Final = 0.001
+"""Without reading, while many reports are on their way."""
 HELLO_BYTES: Final = 4096
 """The largest first document."""
 HELLO_SECONDS: Final = 10.0
@@ -66,7 +70,9 @@ class RunnerConnection:
         self._loop = asyncio.get_running_loop()
         self._stream = MessageStream(sock, max_bytes=HELLO_BYTES)
         self.is_open = True
+        self.closed = asyncio.Event()
         self._trusted = False
+        self._resting: asyncio.TimerHandle | None = None
         self._loop.add_reader(sock.fileno(), self._read)
 
     def trust(self) -> None:
@@ -101,21 +107,44 @@ class RunnerConnection:
         if self._stream.unsent:
             self._loop.add_writer(self._sock.fileno(), self._writable)
 
+    def rest(self) -> None:
+        """Reads nothing for `REST_SECONDS`, and then all that has arrived."""
+        if self.is_open and self._resting is None:
+            self._loop.remove_reader(self._sock.fileno())
+            self._resting = self._loop.call_later(REST_SECONDS, self._go_on)
+
+    def _go_on(self) -> None:
+        self._resting = None
+        self._loop.add_reader(self._sock.fileno(), self._read)
+
     def drain(self) -> None:
         """Reads all that the kernel has buffered from a peer that has exited."""
         while self.is_open and self._read():
             pass
 
+    def detach(self) -> socket.socket | None:
+        """The socket, which is the caller's from now on; None if something was not sent or not read, or it is closed."""
+        if not self.is_open or self._stream.unsent or len(self._stream) or is_readable(self._sock.fileno()):
+            return None
+        self._stop()
+        return self._sock
+
     def close(self) -> None:
         """Idempotent."""
         if not self.is_open:
             return
-        self.is_open = False
-        self._loop.remove_reader(self._sock.fileno())
-        self._loop.remove_writer(self._sock.fileno())
+        self._stop()
         self._sock.close()
         if self.on_closed is not None:
             self.on_closed()
+
+    def _stop(self) -> None:
+        self.is_open = False
+        self.closed.set()
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
+        if self._resting is not None:
+            self._resting.cancel()
 
     def _read(self) -> bool:
         """Reads once; True if there may be more."""

@@ -5,20 +5,26 @@ Rules:
 2. Killed or exited: what remains of the runner and of its tasks is killed, here or by the node's agent, and then its end
    is announced.
 3. All messages of a runner are delivered before its end.
+   An idle one that is not needed any more is ended by Ray, which tells of no death then, or kept for another driver.
 4. An asyncio task that fails is logged, and ends its runner, so that nothing waits for that runner for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from governor import logs
+from governor.episodes.entries import call_in_loop
 from governor.processes import kill_tree
-from governor.tasks.cluster.cluster import demand, when_done
+from governor.tasks.cluster.cluster import demand
+from governor.tasks.cluster.warm_runners import ActorCall, IdleRunner
+from governor.tasks.runners.process import LocalProcess
 from governor.tasks.runners.states import Action, Cause, RunnerState, step
 
 if TYPE_CHECKING:
@@ -31,6 +37,8 @@ if TYPE_CHECKING:
 
 RAY_REASON_SECONDS: Final = 1.0
 """Longest wait after a crash for the reason that Ray gives."""
+BACK_SECONDS: Final = 5.0
+"""For a runner that was kept to connect to its next driver."""
 EXIT_SECONDS: Final = 1.0
 """Between the end of a runner's stream and that of its process."""
 
@@ -56,7 +64,12 @@ class RunnerHandle:
     state: RunnerState = RunnerState.STARTING
     process: RunnerProcess | None = None
     """Of a runner that has connected."""
+    kept: IdleRunner | None = None
+    """Until it connects: the runner of an earlier driver that it was."""
+    is_kept: bool = False
+    """Whether it lives on for another driver."""
     _actor: Any = None
+    _call_of_actor: ActorCall | None = None
     _call: asyncio.Future[str] = field(default_factory=asyncio.Future)
     """Done with the error or "" when its one Ray call has ended."""
     _kill_reason: str = ""
@@ -71,7 +84,12 @@ class RunnerHandle:
         """Whether it has ended because its node was lost."""
         return self.process is not None and self.process.lost and not self._kill_reason
 
-    def start(self, create: Callable[[RunnerHandle], tuple[Any, Any]]) -> None:
+    @property
+    def is_to_be_replaced(self) -> bool:
+        """Whether it was kept by an earlier driver, and has not come back though nobody has ended it."""
+        return self.kept is not None and not self._kill_reason
+
+    def start(self, create: Callable[[RunnerHandle], tuple[Any, ActorCall]]) -> None:
         """Creates its actor; `create` is called in Ray's thread, and returns the actor and its one call."""
         self.track(self._start(create), "start")
 
@@ -80,8 +98,36 @@ class RunnerHandle:
         self.process = process
         if self.state is not RunnerState.STARTING:
             return False
+        if self.kept is not None:
+            self.kept.close()
+            self.kept = None
         self.state = process.state
         return True
+
+    def keep(self, import_path: tuple[str, ...]) -> IdleRunner | None:
+        """Lets go of an idle runner, which the caller has from now on; None if it is not fit for another driver."""
+        call = self._call_of_actor
+        if not isinstance(self.process, LocalProcess) or self.shape or self._actor is None or call is None:
+            return None
+        if (
+            step(self.state, Cause.KEPT)[1] is not Action.ANNOUNCE
+            or (detached := self.process.detach()) is None
+        ):
+            return None
+        control, sock = detached
+        kept = IdleRunner(
+            worker=self.cluster.worker,
+            import_path=import_path,
+            actor=self._actor,
+            call=call,
+            pid=self.process.hello.pid,
+            control=control,
+            sock=sock,
+        )
+        self.is_kept, self.planned, self.process = True, self.process.hello.node, None
+        call.follow(None)
+        self.end(Cause.KEPT, "it is kept for the next driver")
+        return kept
 
     def end(self, cause: Cause, reason: str = "") -> None:
         """Whatever ends the runner. `reason` is for people; of CALL_ENDED it is Ray's error."""
@@ -92,9 +138,9 @@ class RunnerHandle:
             case Action.WAIT_FOR_EXIT:
                 cut_off = "the runner's connection was closed by the code of its task"
                 asyncio.get_running_loop().call_later(EXIT_SECONDS, self.end, Cause.STILL_RUNNING, cut_off)
-            case Action.KILL:
+            case Action.KILL | Action.DISMISS:
                 self._kill_reason = reason
-                self._ending = self.track(self._kill(), "kill")
+                self._ending = self.track(self._kill(by_ray=action is Action.DISMISS), "kill")
             case Action.CLEAN_UP:
                 self._ending = self.track(self._clean_up_after_exit(), "crash")
             case Action.ANNOUNCE:
@@ -121,17 +167,19 @@ class RunnerHandle:
 
     # -- start ----------------------------------------------------------------------------------------------
 
-    async def _start(self, create: Callable[[RunnerHandle], tuple[Any, Any]]) -> None:
+    async def _start(self, create: Callable[[RunnerHandle], tuple[Any, ActorCall]]) -> None:
         loop = asyncio.get_running_loop()
 
         def in_ray() -> None:
             if self.state is not RunnerState.STARTING:
                 raise RuntimeError(self._kill_reason)
-            self._actor, call = create(self)
-            when_done(call, loop, self._call_ended)
+            self._actor, self._call_of_actor = create(self)
+            self._call_of_actor.follow(lambda call: call_in_loop(loop, partial(self._call_ended, call)))
 
         try:
             await self.cluster.call(in_ray)
+            if self.kept is not None:
+                loop.call_later(BACK_SECONDS, self.end, Cause.NOT_BACK)
         except Exception as error:  # noqa: BLE001  # whatever Ray raises, the runner did not start
             refused = f"Ray refused the runner: {type(error).__name__}: {error}"
             self.end(Cause.NOT_CREATED, self._kill_reason or refused)
@@ -141,9 +189,13 @@ class RunnerHandle:
 
     # -- end ------------------------------------------------------------------------------------------------
 
-    async def _kill(self) -> None:
-        if self.process is None:  # it is still starting
+    async def _kill(self, *, by_ray: bool) -> None:
+        if by_ray or self.process is None:  # it is still starting
             await self._kill_by_ray()
+        if by_ray and self.process is not None:  # Ray's error comes before the death
+            with suppress(TimeoutError):
+                async with asyncio.timeout(EXIT_SECONDS):
+                    await self.process.exited()
         await self._clean_up()
 
     async def _clean_up_after_exit(self) -> None:
@@ -154,6 +206,8 @@ class RunnerHandle:
     async def _clean_up(self) -> None:
         """Kills all that is left of the runner: one that never connected has started nothing. Then announces its end."""
         process, left = self.process, None
+        if self.kept is not None:
+            await asyncio.to_thread(self.kept.end)
         if process is not None:
             left = await process.kill_tree()
             if left is None:

@@ -14,15 +14,20 @@ import heapq
 import secrets
 import time
 from collections import Counter
-from functools import partial
+from functools import cache, partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import ray
 
 from governor import logs
 from governor.processes import kill_tree
+from governor.tasks.cluster.warm_runners import ActorCall
 from governor.tasks.protocol import ticket_pipe
-from governor.tasks.protocol.wire import REPORTS, Bundle, Hello, Leaving, WorkItem
+from governor.tasks.protocol.wire import REPORTS, Bundle, Hello, Leaving, Over, Serve, WorkItem
+from governor.tasks.runner_process import settings
 from governor.tasks.runner_process.runner import Runner
+from governor.tasks.runner_process.settings import RunnerSettings
 from governor.tasks.runners import remote_files
 from governor.tasks.runners.channel import RunnerListener
 from governor.tasks.runners.handle import RunnerHandle, ray_options
@@ -31,13 +36,19 @@ from governor.tasks.runners.states import Cause
 from governor.tasks.scheduling.events import RunnerGone, RunnerReady, Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from governor.tasks.cluster.cluster import Cluster
+    from governor.tasks.cluster.warm_runners import IdleRunner, WarmRunners
     from governor.tasks.protocol.wire import FromRunner, Report
     from governor.tasks.runners.channel import RunnerConnection
     from governor.tasks.runners.process import RunnerProcess
+
+ACTOR_NAMESPACE: Final = "governor"
+"""Of Ray: the names of runners are not among those of a user's own actors."""
+MANY_RUNS: Final = 8
+"""So many on a runner are worth it to collect its reports."""
 
 log = logs.get_logger()
 
@@ -63,6 +74,8 @@ class Runners:
         import_path: folders that runners put in front of ``sys.path``.
         working_folder: where runners work, on machines that have it, in front of ``sys.path`` too; None: where Ray starts them.
         mark: process mark of the daemon's child that owns them; their own marks are derived from it.
+        warm: idle runners of this process, which are used again; None: no runner outlives `close`. keep_seconds: how long an
+            idle runner is kept there after `close`.
     """
 
     def __init__(
@@ -75,6 +88,8 @@ class Runners:
         import_path: Sequence[str],
         working_folder: str | None = None,
         mark: int = kill_tree.UNMARKED,
+        warm: WarmRunners | None = None,
+        keep_seconds: float = 0.0,
     ) -> None:
         self.ids = count()
         self.listener: Listener
@@ -82,7 +97,9 @@ class Runners:
         self._run = run
         self._mark = mark or kill_tree.new_child_mark()
         self._folder = run_folder
-        self._import_path = list(import_path)
+        self._import_path = tuple(import_path)
+        self._warm = warm
+        self._keep_seconds = keep_seconds
         self._working_folder = working_folder
         self._handles: dict[int, RunnerHandle] = {}
         self._plain_on: Counter[str] = Counter()
@@ -100,8 +117,6 @@ class Runners:
         self._connections = RunnerListener(
             folder=socket_folder, host=host, secret=self._secret, on_runner=self._accept_runner
         )
-        actor: Any = cluster.ray.remote(Runner)
-        self._actor = actor
 
     def start(self, runner: int, shape: Shape) -> None:
         """Ends in RunnerReady or RunnerGone; waits in Ray's queue while its resources are in use. Does nothing once
@@ -146,11 +161,20 @@ class Runners:
         if (process := self._process(runner)) is not None:
             process.cancel(ticket)
 
-    def kill(self, runner: int, reason: str) -> None:
-        """Ends in RunnerGone once the process and its descendants have exited."""
+    def kill(self, runner: int, reason: str, *, is_idle: bool = False) -> None:
+        """Ends in RunnerGone once the process and its descendants have exited. Ray does not report the end of an idle one
+        as a death.
+        """
         handle = self._handles.get(runner)
         if handle is not None:
-            handle.end(Cause.KILLED, reason)
+            handle.end(Cause.DISMISSED if is_idle else Cause.KILLED, reason)
+
+    def release(self, idle: Collection[int]) -> None:
+        """Ends runners that have no work, or keeps them for another driver; each ends in RunnerGone."""
+        for runner in idle:
+            handle = self._handles.get(runner)
+            if handle is not None and not self._keep(handle):
+                handle.end(Cause.DISMISSED, "not needed any more")
 
     def pid(self, runner: int) -> int:
         process = self._process(runner)
@@ -160,9 +184,10 @@ class Runners:
         process = self._process(runner)
         return "" if process is None else process.hello.host
 
-    async def close(self) -> None:
-        """Kills every runner and waits for its exit."""
+    async def close(self, idle: Collection[int] = ()) -> None:
+        """Ends every runner and waits for its exit, but for those of the `idle` ones that are kept."""
         self._closing = True
+        self.release(idle)
         for runner in list(self._handles):
             self.kill(runner, "the scheduler ends")
         if self._tasks:
@@ -171,6 +196,16 @@ class Runners:
             watch.cancel()
         self._connections.close()
         (self._folder / self._marker).unlink(missing_ok=True)
+
+    def _keep(self, handle: RunnerHandle) -> bool:
+        if self._warm is None or self._keep_seconds <= 0:
+            return False
+        kept = handle.keep(self._import_path)
+        if kept is None:
+            return False
+        if not self._warm.keep(kept, seconds=self._keep_seconds):
+            kept.end()
+        return True
 
     def _process(self, runner: int) -> RunnerProcess | None:
         handle = self._handles.get(runner)
@@ -182,30 +217,49 @@ class Runners:
 
     # -- start and end of one runner ------------------------------------------------------------------------
 
-    def _create(self, handle: RunnerHandle) -> tuple[Any, Any]:
+    def _create(self, handle: RunnerHandle) -> tuple[Any, ActorCall]:
         """The actor, and its one call. In Ray's thread."""
-        options = ray_options(handle.shape, planned=handle.planned, nodes=len(self._cluster.nodes))
-        actor = self._actor.options(**options).remote(
+        driver = Serve(
             run=self._run,
             run_folder=str(self._folder),
-            import_path=self._import_path,
-            working_folder=self._working_folder,
-        )
-        serving = actor.serve.remote(
             path=self._connections.path,
             address=self._connections.address,
             secret=self._secret,
             runner=handle.id,
             marker=self._marker,
-            mark=kill_tree.mark_of_runner(self._mark, handle.number),
         )
-        return actor, serving
+        if (kept := self._take(handle)) is not None:
+            handle.kept = kept
+            kept.serve(driver)
+            return kept.actor, kept.call
+        name = f"runner-{secrets.token_hex(16)}"
+        given = RunnerSettings(
+            import_path=list(self._import_path),
+            working_folder=self._working_folder,
+            mark=kill_tree.mark_of_runner(self._mark, handle.number),
+            driver=driver,
+        )
+        settings.store(name, given)
+        options = ray_options(handle.shape, planned=handle.planned, nodes=len(self._cluster.nodes))
+        actor = _actor_class().options(name=name, namespace=ACTOR_NAMESPACE, **options).remote()
+        return actor, ActorCall(actor.serve.remote())
+
+    def _take(self, handle: RunnerHandle) -> IdleRunner | None:
+        """A warm runner for this one, if it is plain and meant for this machine."""
+        own = self._cluster.own
+        if self._warm is None or handle.shape or handle.planned not in (None, own and own.id):
+            return None
+        return self._warm.take(worker=self._cluster.worker, import_path=self._import_path)
 
     def _accept_runner(self, connection: RunnerConnection, hello: Hello) -> None:
         """A runner is connected and authenticated."""
         handle = self._handles.get(hello.runner)
         if handle is None or handle.process is not None:
             connection.close()
+            return
+        if hello.is_stale:
+            connection.close()
+            handle.end(Cause.NOT_BACK)
             return
         if connection.local:
             connection.share_output()
@@ -264,9 +318,13 @@ class Runners:
 
     def _gone(self, handle: RunnerHandle, reason: str) -> None:
         del self._handles[handle.id]
-        heapq.heappush(self._free_numbers, handle.number)
+        if not handle.is_kept:  # a runner that lives on has its mark
+            heapq.heappush(self._free_numbers, handle.number)
         if not handle.shape:
             self._plain_on[handle.node] -= 1
+        if handle.is_to_be_replaced and not self._closing:
+            self.start(handle.id, handle.shape)
+            return
         self.listener.runner_changed(RunnerGone(time.monotonic(), handle.id, reason, handle.lost))
 
     # -- messages -------------------------------------------------------------------------------------------
@@ -274,6 +332,9 @@ class Runners:
     def _on_documents(self, process: RunnerProcess, documents: list[FromRunner]) -> None:
         """Receives the documents of one read; those of remote runners get our time before they may have to wait."""
         documents = process.in_our_clock(documents)
+        process.runs_left -= sum(type(each) is Over for each in documents)
+        if process.runs_left >= MANY_RUNS:
+            process.connection.rest()
         if process.file_receiver is None:
             self._deliver(process, documents)
         else:
@@ -296,7 +357,14 @@ class Runners:
             self.listener.runner_revoked(runner, tickets)
 
 
+@cache
+def _actor_class() -> Any:
+    """Once in a process: Ray keeps what it knows of each that is made."""
+    return ray.remote(Runner)
+
+
 def _send(process: RunnerProcess, work_items: Sequence[WorkItem]) -> None:
+    process.runs_left = sum(len(work.runs) for work in work_items)  # it was idle
     try:
         process.connection.send([Bundle(list(work_items))])
     except Exception as error:  # noqa: BLE001  # whatever encoding raises: nothing was sent

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 import msgspec
 
 from governor import logs
+from governor.processes import kill_tree
+from governor.processes.readiness import readable
 from governor.tasks.protocol.ticket_pipe import RunnerControl
 from governor.tasks.protocol.wire import Begun, Over
 from governor.tasks.runners.states import RunnerState
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Coroutine
 
     from governor.tasks.cluster.cluster import Cluster
@@ -44,7 +47,7 @@ class _ConnectedProcess(ABC):
     Args:
         track: runs a coroutine until it has ended. on_revoked: called with the tickets that were taken back, or with None
             if that is not known. file_receiver: for a runner that does not see the run's folder. exit_code: that of an
-            `os._exit` of user code. lost: whether its node was lost.
+            `os._exit` of user code. lost: whether its node was lost. runs_left: about so many runs of what it was sent have not ended.
     """
 
     connection: RunnerConnection
@@ -54,6 +57,7 @@ class _ConnectedProcess(ABC):
     file_receiver: FileReceiver | None = None
     exit_code: int | None = None
     lost: bool = False
+    runs_left: int = 0
     _calls: set[asyncio.Task[None]] = field(default_factory=set)
 
     def close(self) -> None:
@@ -121,8 +125,21 @@ class LocalProcess(_ConnectedProcess):
             log.exception("runner.kill_unverified", runner=self.hello.runner, reason=str(error))
             return None
 
+    async def exited(self) -> None:
+        """Returns when the process has exited."""
+        await readable(self._pidfd)
+
     def in_our_clock(self, documents: list[FromRunner]) -> list[FromRunner]:
         return documents
+
+    def detach(self) -> tuple[RunnerControl, socket.socket] | None:
+        """Lets go of it: what controls it from now on. None if it is not fit for another driver: it has left processes behind,
+        or is still being told or asked something.
+        """
+        if self._calls or kill_tree.descendants(self.hello.pid) or (sock := self.connection.detach()) is None:
+            return None
+        self._loop.remove_reader(self._pidfd)
+        return self._control, sock
 
     def close(self) -> None:
         super().close()
@@ -164,6 +181,10 @@ class RemoteProcess(_ConnectedProcess):
             if left is None and (rest := end - time.monotonic()) > 0:
                 left = await self._ask("kill_tree", seconds=rest)
         return [] if left is None and self.lost else left
+
+    async def exited(self) -> None:
+        """Returns when its stream has ended."""
+        await self.connection.closed.wait()
 
     def in_our_clock(self, documents: list[FromRunner]) -> list[FromRunner]:
         """The same messages with the time of their arrival."""

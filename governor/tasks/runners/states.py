@@ -27,6 +27,7 @@ class RunnerState(Enum):
     DYING = auto()
     """It is being killed, or what it has left behind is."""
     GONE = auto()
+    """It has exited, or works for this driver no more."""
 
 
 class Cause(Enum):
@@ -34,6 +35,12 @@ class Cause(Enum):
     """Ray refused to create its actor."""
     KILLED = auto()
     """It is to be killed."""
+    DISMISSED = auto()
+    """It is idle, and not needed any more."""
+    KEPT = auto()
+    """It is idle, and kept for the next driver of this process."""
+    NOT_BACK = auto()
+    """It was kept, and has not connected in time, or its code is stale."""
     EXITED = auto()
     """Its process on this machine has exited."""
     STREAM_ENDED = auto()
@@ -52,6 +59,8 @@ class Action(Enum):
     WAIT_FOR_EXIT = auto()
     KILL = auto()
     """Kills its process and all that its tasks have started."""
+    DISMISS = auto()
+    """As KILL, but Ray ends its process: Ray tells of no death then."""
     CLEAN_UP = auto()
     """It has exited by itself: finds out why, and kills what it has left behind."""
     ANNOUNCE = auto()
@@ -60,19 +69,26 @@ class Action(Enum):
 Step: TypeAlias = tuple[RunnerState, Action]
 
 _KILL: Final[Step] = (RunnerState.DYING, Action.KILL)
+_DISMISS: Final[Step] = (RunnerState.DYING, Action.DISMISS)
 _CLEAN_UP: Final[Step] = (RunnerState.DYING, Action.CLEAN_UP)
 _ANNOUNCE: Final[Step] = (RunnerState.GONE, Action.ANNOUNCE)
-_UNWANTED: Final[Mapping[Cause, Step]] = {Cause.KILLED: _KILL, Cause.TASK_FAILED: _KILL}
+_UNWANTED: Final[Mapping[Cause, Step]] = {
+    Cause.KILLED: _KILL,
+    Cause.TASK_FAILED: _KILL,
+    Cause.DISMISSED: _DISMISS,
+}
 
 TABLE: Final[Mapping[RunnerState, Mapping[Cause, Step]]] = {
     RunnerState.STARTING: {
         **_UNWANTED,
+        Cause.NOT_BACK: _DISMISS,
         Cause.NOT_CREATED: _ANNOUNCE,
         Cause.EXITED: _CLEAN_UP,
         Cause.CALL_ENDED: _CLEAN_UP,
     },
     RunnerState.LOCAL: {
         **_UNWANTED,
+        Cause.KEPT: _ANNOUNCE,
         Cause.EXITED: _CLEAN_UP,
         Cause.STREAM_ENDED: (RunnerState.CUT_OFF, Action.WAIT_FOR_EXIT),
     },

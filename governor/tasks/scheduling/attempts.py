@@ -245,7 +245,7 @@ class Attempts:
         self.slots.mark_dying(slot)
         if slot.jobs:
             slot.jobs[0].termination = termination
-        self.emit(KillRunner(slot.runner, termination.error))
+        self.emit(KillRunner(slot.runner, termination.error, is_idle=not slot.jobs))
 
     def on_gone(self, event: RunnerGone) -> None:
         slot = self.slots.remove(event.runner)

@@ -206,7 +206,7 @@ class Core:
                 self._assign(shape)
             waiting = self.ready.waiting(shape) + (0 if shape else self.ready.pinned)
             for slot in self.slots.scale_down(shape, waiting=waiting):
-                self.attempts.emit(KillRunner(slot.runner, "not needed any more"))
+                self.attempts.emit(KillRunner(slot.runner, "not needed any more", is_idle=True))
             for runner in self.slots.scale_up(shape, waiting=waiting, now=self.outcomes.now):
                 self.attempts.emit(StartRunner(runner, shape))
 
@@ -229,7 +229,9 @@ class Core:
                 for slot in list(islice(idle, needed)):
                     self.slots.mark_dying(slot)
                     self.attempts.emit(
-                        KillRunner(slot.runner, "its resources are needed for something more urgent")
+                        KillRunner(
+                            slot.runner, "its resources are needed for something more urgent", is_idle=True
+                        )
                     )
 
     def _assign_pinned(self) -> None:

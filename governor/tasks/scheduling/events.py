@@ -205,9 +205,10 @@ class CancelAttempt(RunnerEffect, frozen=True):
 
 
 class KillRunner(RunnerEffect, frozen=True):
-    """Ends in RunnerGone, once the process and its descendants have exited."""
+    """Ends in RunnerGone, once the process and its descendants have exited. `is_idle`: it has no attempt."""
 
     reason: str
+    is_idle: bool = False
 
 
 class AttemptStarted(SchedulerEffect, frozen=True):

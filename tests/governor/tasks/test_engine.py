@@ -43,7 +43,7 @@ class Pool:
     def cancel(self, runner, ticket):
         self.told.append(("cancel", runner, ticket))
 
-    def kill(self, runner, reason):
+    def kill(self, runner, reason, *, is_idle=False):
         self.told.append(("kill", runner, reason))
 
     def pid(self, runner):
@@ -52,8 +52,8 @@ class Pool:
     def node(self, runner):
         return "here"
 
-    async def close(self):
-        self.told.append(("close",))
+    async def close(self, idle=()):
+        self.told.append(("close", *idle))
         for runner in [told[1] for told in self.told if told[0] == "start"]:
             self.listener.runner_changed(RunnerGone(time.monotonic(), runner, "the end"))
 
@@ -287,14 +287,17 @@ def test_any_text_is_a_file_name(name):
     assert len(made.encode()) < 200
 
 
-async def test_close_cancels_and_sees_the_runners_dead(engine_setup):
+async def test_close_cancels_and_says_which_runners_are_idle(engine_setup):
     engine, pool, listener = engine_setup
     engine.warm()
-    engine.runner_changed(RunnerReady(0.0, 0))
+    for _, runner, _ in list(pool.told):
+        engine.runner_changed(RunnerReady(0.0, runner))
     submit(engine, listener, task("a"), task("b", "a"))
+    (busy,) = pool.sent
+    idle = {told[1] for told in pool.told if told[0] == "start"} - {busy}
     await engine.close()
     assert {heard[0] for heard in listener.heard} == {"cancelled", "end"}
-    assert pool.told[-1] == ("close",)
+    assert pool.told[-1] == ("close", *idle)
 
 
 async def test_explain_names_what_is_waited_for(engine_setup):

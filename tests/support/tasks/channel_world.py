@@ -8,7 +8,7 @@ import struct
 from collections import deque
 
 from governor.processes.identity import ProcessIdentity
-from governor.tasks.protocol.wire import Hello, WorkItem, decode_bundle
+from governor.tasks.protocol.wire import Hello, WorkItem, decode_to_runner
 from governor.tasks.runners.channel import RunnerListener
 
 SECRET = b"s" * 32
@@ -94,7 +94,7 @@ class Peer:
 
     async def bundle(self):
         (length,) = struct.unpack("<I", await self.receive(4))
-        return decode_bundle(await self.receive(length))
+        return decode_to_runner(await self.receive(length))
 
     def close(self):
         self.sock.close()
@@ -112,6 +112,6 @@ def receive_two(sock):
     with sock.makefile("rb") as file:
         for _ in range(2):
             (length,) = struct.unpack("<I", file.read(4))
-            found.append(decode_bundle(file.read(length)))
+            found.append(decode_to_runner(file.read(length)))
     sock.setblocking(False)
     return found

@@ -4,9 +4,11 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,27 @@ class Exp:
 
     def give(self):
         return self.arg
+
+    def pid(self):
+        """That of its runner."""
+        return os.getpid()
+
+    def meet(self):
+        """That of its runner, once so many that meet in a folder are there: each has a runner of its own."""
+        folder, number = self.arg
+        (folder / str(self.exp_id)).touch()
+        while len(list(folder.iterdir())) < number:
+            time.sleep(0.01)
+        return os.getpid()
+
+    def leave_child(self):
+        """Returns the pid of a process in a session of its own, which goes on."""
+        return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
+
+    def call(self):
+        """What the function ``module:name`` returns."""
+        module, name = self.arg.split(":")
+        return getattr(import_module(module), name)()
 
     def itself(self):
         return self

@@ -304,3 +304,40 @@ async def test_sending_to_one_who_is_gone_or_does_not_read_neither_waits_nor_rai
     connection.send([large])
     connection.close()
     await runner.still_works()
+
+
+async def test_what_arrives_while_it_rests_is_read_at_once(driver, runner):
+    connection, _ = driver.guests[0]
+    driver.reads.clear()
+    before = len(driver.received)
+    connection.rest()
+    for number in range(100):
+        send_all(runner.sock, frames([Begun(1, number, 0.5)]))
+    await driver.until(lambda: len(driver.received) == before + 100)
+    assert driver.reads == [100]
+    await runner.still_works()
+
+
+async def test_one_that_is_closed_while_it_rests_stays_closed(driver, runner):
+    connection, _ = driver.guests[0]
+    connection.rest()
+    runner.close()
+    connection.close()
+    assert driver.ended == [0]
+    await asyncio.wait_for(connection.closed.wait(), 1)
+
+
+async def test_a_connection_is_handed_over_whole_or_not_at_all(driver, runner):
+    connection, _ = driver.guests[0]
+    send_all(runner.sock, frames([Begun(1, 0, 0.5)]))
+    assert connection.detach() is None, "what it has said is not read yet"
+    connection.drain()
+    sock = connection.detach()
+    try:
+        assert not connection.is_open
+        send_all(runner.sock, b"more")
+        sock.setblocking(True)
+        assert sock.recv(4) == b"more"
+        assert not driver.ended
+    finally:
+        sock.close()

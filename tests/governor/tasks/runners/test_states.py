@@ -22,6 +22,7 @@ def test_every_pair_has_an_answer_and_an_action_goes_with_its_state(state, cause
         Action.NONE: state,
         Action.WAIT_FOR_EXIT: RunnerState.CUT_OFF,
         Action.KILL: RunnerState.DYING,
+        Action.DISMISS: RunnerState.DYING,
         Action.CLEAN_UP: RunnerState.DYING,
         Action.ANNOUNCE: RunnerState.GONE,
     }
@@ -32,6 +33,18 @@ def test_every_pair_has_an_answer_and_an_action_goes_with_its_state(state, cause
 
 def test_every_state_is_in_the_table():
     assert set(TABLE) == set(RunnerState)
+
+
+@pytest.mark.parametrize("state", ALIVE, ids=lambda each: each.name)
+def test_an_idle_one_is_ended_by_ray_and_kept_only_where_its_process_is_known(state):
+    assert step(state, Cause.DISMISSED) == (RunnerState.DYING, Action.DISMISS)
+    assert (step(state, Cause.KEPT)[1] is Action.ANNOUNCE) is (state is RunnerState.LOCAL)
+
+
+def test_a_kept_one_that_is_not_back_in_time_is_ended_unless_it_was():
+    assert step(RunnerState.STARTING, Cause.NOT_BACK) == (RunnerState.DYING, Action.DISMISS)
+    for state in set(RunnerState) - {RunnerState.STARTING}:
+        assert step(state, Cause.NOT_BACK) == (state, Action.NONE)
 
 
 @pytest.mark.parametrize("state", ALIVE, ids=lambda each: each.name)
@@ -86,4 +99,4 @@ def test_whatever_happens_a_runner_is_ended_at_most_once_and_announced_once(stat
     actions.append(action)
     assert state is RunnerState.GONE
     assert actions.count(Action.ANNOUNCE) == 1
-    assert actions.count(Action.KILL) + actions.count(Action.CLEAN_UP) <= 1
+    assert sum(actions.count(each) for each in (Action.KILL, Action.DISMISS, Action.CLEAN_UP)) <= 1

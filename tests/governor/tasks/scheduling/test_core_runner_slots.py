@@ -19,7 +19,7 @@ from tests.support.tasks.core_world import GPU, Driver, task
 def test_runners_with_resources_are_given_back_when_nothing_waits_for_them():
     driver = Driver(task("a", resources={"gpus": 1}))
     effects = driver.do(driver.ready(0), 1.0)
-    assert KillRunner(0, "not needed any more") in effects
+    assert KillRunner(0, "not needed any more", is_idle=True) in effects
 
 
 def test_what_can_never_be_scheduled_fails_with_the_reason():

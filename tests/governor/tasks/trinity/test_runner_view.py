@@ -113,10 +113,10 @@ async def test_a_restarted_runner_is_ready_before_the_old_one_is_killed(
     kills = []
     kill = scheduler.engine._runners.kill
 
-    def noted(runner, reason):
+    def noted(runner, reason, *, is_idle):
         states = {each.runner: each.state for each in scheduler.engine._core.slots.all()}
         kills.append((runner, [number for number, state in states.items() if state == "idle"]))
-        kill(runner, reason)
+        kill(runner, reason, is_idle=is_idle)
 
     scheduler.engine._runners.kill = noted
     old = slot(scheduler, 0).runner

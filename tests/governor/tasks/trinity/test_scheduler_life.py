@@ -132,9 +132,9 @@ async def test_what_does_not_end_in_stop_timeout_is_not_waited_for(harness, monk
     driver, released = scheduler.submissions.driver, asyncio.Event()
     close = driver.engine._runners.close
 
-    async def slow():
+    async def slow(idle):
         await released.wait()
-        await close()
+        await close(idle)
 
     monkeypatch.setattr(driver.engine._runners, "close", slow)
     await within(2, scheduler.stop())
