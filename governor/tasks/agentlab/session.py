@@ -5,8 +5,8 @@ Rules:
    the engine when all their dependencies have succeeded.
 2. With a folder, each result is on the disk before a task that depends on it runs, and a new start over the same folder
    finds it.
-3. `close` leaves no process and no waiting caller, nor does an interrupted `open`. The session that ``run_exp.remote`` shares is closed when
-   the interpreter ends.
+3. `close` leaves no waiting caller, and no process but idle runners that are kept for the next driver; nor does an interrupted
+   `open`. The session that ``run_exp.remote`` shares is closed when the interpreter ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias, TypeVar
 
 import msgspec
 
@@ -41,9 +41,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 
     from governor.tasks.driver import Driver
+    from governor.tasks.runner_process.pickled import PackBuilder
 
 CLOSED: Final = "its session was closed"
 SETTLE_SECONDS: Final = 1.0
+REST_SECONDS: Final = 1.0
+"""Without a task of `run_exp.remote`; then its runners are any caller's."""
+Submitted: TypeAlias = "tuple[TaskSpec, TaskRef, Sequence[TaskRef | Future[TaskRecord]]]"
 T = TypeVar("T")
 
 log = logs.get_logger()
@@ -72,6 +76,12 @@ class GraphSession:
         """By callers of `wait`."""
         self._references: set[TaskRef] = set()
         """Those that have not ended."""
+        self._submitting = threading.Lock()
+        self._submitted: list[Submitted] = []
+        """Tasks of `submit_one` that the engine's thread has not taken yet; their experiments are in `_packs`."""
+        self._packs: PackBuilder | None = None
+        self._resting: asyncio.TimerHandle | None = None
+        self._storing: set[asyncio.Task[None]] = set()
 
     @classmethod
     def shared(cls) -> GraphSession:
@@ -103,7 +113,7 @@ class GraphSession:
             self._held = stack.pop_all()
 
     def close(self) -> None:
-        """Every runner is dead afterwards, interrupted once or not. Again: nothing."""
+        """No runner is at work afterwards, interrupted once or not. Again: nothing."""
         driver, self._driver = self._driver, None
         if driver is None or self._process != os.getpid():
             return
@@ -172,9 +182,14 @@ class GraphSession:
     ) -> TaskRef:
         """Runs one experiment, with their results, once those that it comes after have succeeded. Raises TypeError."""
         reference = TaskRef(self, name, str(experiment.exp_id))
-        (call,) = self._opened().pickle_store.name_many([experiment], [f'experiment "{name}"'])
-        spec = TaskSpec(id=name, call=call, timeout=timeout, retries=retries, resources=dict(resources))
-        self.call(lambda: self._when_ready(spec, reference, after))
+        store = self._opened().pickle_store
+        with self._submitting:
+            self._packs = self._packs or store.new_packs()
+            self._packs.add_object(experiment, f'experiment "{name}"')
+            spec = TaskSpec(id=name, call="", timeout=timeout, retries=retries, resources=dict(resources))
+            self._submitted.append((spec, reference, after))
+            if len(self._submitted) == 1:
+                self._in_loop(self._begin_submitted)
         return reference
 
     def value_of(self, record: TaskRecord) -> Any:
@@ -251,6 +266,7 @@ class GraphSession:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        self._end_references()
         for ended in list(self._awaited):  # its work has not begun, or has not come to its end
             ended.set_exception(RuntimeError("the session is closed"))
 
@@ -269,6 +285,36 @@ class GraphSession:
 
     # -- in the engine's thread -----------------------------------------------------------------------------
 
+    def _begin_submitted(self) -> None:
+        with self._submitting:
+            packs, self._packs = self._packs, None
+            submitted, self._submitted = self._submitted, []
+        self._references.update(reference for _, reference, _ in submitted)
+        if self._driver is None or packs is None:
+            return  # `close` ends them
+        task = self._loop.create_task(
+            self._store_and_begin(self._driver, packs, submitted), name="tasks.submit"
+        )
+        self._storing.add(task)
+        task.add_done_callback(self._storing.discard)
+
+    async def _store_and_begin(self, driver: Driver, packs: PackBuilder, submitted: list[Submitted]) -> None:
+        """In one call into Ray's thread."""
+        try:
+            calls = await driver.cluster.call(partial(driver.pickle_store.store_packs, packs))
+        except Exception as error:  # noqa: BLE001  # whatever Ray raises: it is lost
+            reason = f"it cannot be sent: {type(error).__name__}: {error}"
+            for spec, reference, _ in submitted:
+                reference.end(TaskRecord(task=spec.id, run=0, outcome="failed", error=reason))
+            return
+        for call, (spec, reference, after) in zip(calls, submitted, strict=True):
+            self._when_ready(msgspec.structs.replace(spec, call=call), reference, after)
+
+    def _rest(self) -> None:
+        self._resting = None
+        if not self._references and not self._submitted and self._driver is not None:
+            self._driver.engine.rest()
+
     def _when_ready(
         self, spec: TaskSpec, reference: TaskRef, after: Sequence[TaskRef | Future[TaskRecord]]
     ) -> None:
@@ -277,8 +323,9 @@ class GraphSession:
         def forget(_: Future[TaskRecord]) -> None:
             self._references.discard(reference)
             self._release([spec.call])
+            if not self._references and self._resting is None and self._driver is not None:
+                self._resting = self._loop.call_later(REST_SECONDS, self._rest)
 
-        self._references.add(reference)
         reference.future.add_done_callback(forget)
         needs = [each for each in after if isinstance(each, TaskRef)]
         left = {each.future if isinstance(each, TaskRef) else each for each in after}
@@ -321,14 +368,16 @@ class GraphSession:
             reference.end(TaskRecord(task=spec.id, run=0, outcome="failed", error=reason))
 
     def _on_end(self, other: Future[TaskRecord], function: Callable[[], None]) -> None:
-        def called(_: Future[TaskRecord]) -> None:
-            with suppress(RuntimeError):  # the loop is closed: `close` has ended what waited
-                self._loop.call_soon_threadsafe(function)
+        other.add_done_callback(lambda _: self._in_loop(function))
 
-        other.add_done_callback(called)
+    def _in_loop(self, function: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop is closed: `close` has ended what waited
+            self._loop.call_soon_threadsafe(function)
 
     def _end_references(self) -> None:
-        for reference in list(self._references):
+        with self._submitting:
+            submitted, self._submitted, self._packs = self._submitted, [], None
+        for reference in [*self._references, *(reference for _, reference, _ in submitted)]:
             reference.end(TaskRecord(task=reference.name, run=0, outcome="cancelled", error=CLOSED))
 
     def _release(self, names: Collection[str]) -> None:

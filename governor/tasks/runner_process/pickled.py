@@ -73,7 +73,7 @@ class PickleStore:
 
         Raises TypeError, naming the object, if one cannot be called or pickled.
         """
-        packs = _PackBuilder(self._prefix)
+        packs = PackBuilder(self._prefix)
         known: dict[int, int] = {}
         """Positions of functions and classes, by identity; the caller holds references to them."""
         calls_at = [packs.add_call(call, known) for call in given]
@@ -100,14 +100,21 @@ class PickleStore:
 
         Raises TypeError, with its label, if one cannot be called or pickled; no object is stored then.
         """
-        packs = _PackBuilder(self._prefix)
+        packs = self.new_packs()
         for thing, label in zip(things, labels, strict=True):
-            calls.require_callable(thing, label)
-            packs.add(DATA, thing, label)
+            packs.add_object(thing, label)
+        return self.store_packs(packs)
+
+    def new_packs(self) -> PackBuilder:
+        """For callable objects, until `store_packs`."""
+        return PackBuilder(self._prefix)
+
+    def store_packs(self, packs: PackBuilder) -> list[str]:
+        """Stores the objects that were added, and returns their names, as `name_many`. Calls into Ray."""
         names = packs.close()
         for name, pickled in packs.pickles.items():
             self.store(name, pickled, uses=packs.uses[name])
-        return [f"{PREFIX}{_kind(thing)}{name}" for thing, name in zip(things, names, strict=True)]
+        return [f"{PREFIX}{kind}{name}" for kind, name in zip(packs.kinds, names, strict=True)]
 
     def store(self, name: str, pickled: bytes, *, uses: int) -> None:
         """Stores a pickle with `uses` references. Calls into Ray."""
@@ -143,13 +150,15 @@ class PickleStore:
             return
 
 
-class _PackBuilder:
+class PackBuilder:
     """Collects pickles in packs, and names them: a pack's name is a hash of its contents."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self._pickler = _Pickler(self._name_class)
         self._added: list[tuple[str, bytes]] = []
+        self.kinds: list[str] = []
+        """Of `add_object`."""
         self.pickles: dict[str, bytes] = {}
         self.uses: Counter[str] = Counter()
 
@@ -158,6 +167,12 @@ class _PackBuilder:
         pickled = self._pickler.pickle(thing, label) if kind == DATA else cloudpickle_of(thing)
         self._added.append((kind, pickled))
         return len(self._added) - 1
+
+    def add_object(self, thing: Any, label: str) -> None:
+        """Adds a callable object. Raises TypeError, with its label, and adds nothing then."""
+        calls.require_callable(thing, label)
+        self.add(DATA, thing, label)
+        self.kinds.append(_kind(thing))
 
     def add_call(self, call: Callable[..., Any] | str, known: dict[int, int]) -> int | str:
         """``module:attribute``, or the position of its name. Raises TypeError."""
