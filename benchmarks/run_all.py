@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 import bench_broker
+import bench_calls
 import bench_daemon
 import bench_finalizing
 import bench_growth
@@ -94,6 +95,7 @@ SECTIONS: tuple[tuple[str, Callable[[], list[Row]]], ...] = (
     ("Ten thousand runs", bench_queries.measure),
     ("Tasks, beside plain Ray", bench_tasks.measure),
     ("The scheduler of tasks, alone", bench_scheduler.measure),
+    ("Calls of a task graph, beside plain Ray", bench_calls.measure),
     ("Episodes on Ray, beside in process", bench_ray_episodes.rows),
 )
 
