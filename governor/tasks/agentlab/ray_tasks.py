@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from governor import logs
 from governor.messages import TaskSpec
 from governor.tasks.agentlab.foreign import Foreign, elapsed_of, end_of
+from governor.tasks.agentlab.garbage import older_objects_spared
 from governor.tasks.agentlab.listeners import TaskRef
 from governor.tasks.agentlab.session import GraphSession
 from governor.tasks.api import SchedulerConfig, TaskContext
@@ -126,7 +127,7 @@ def execute_task_graph(
     if not experiments:
         return {}
     specs = _specs_of(experiments, [_episode_timeout(each, avg_step_timeout) for each in experiments])
-    with GraphSession(config or SchedulerConfig(), folder=folder) as session:
+    with older_objects_spared(), GraphSession(config or SchedulerConfig(), folder=folder) as session:
         return session.run_graph(experiments, specs)
 
 
