@@ -18,7 +18,7 @@ from statistics import quantiles
 from typing import Any
 
 import zmq
-from rows import Row, table
+from support.rows import Row, table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 

@@ -17,7 +17,7 @@ import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
-from rows import Row, p50, spread, table
+from support.rows import Row, p50, spread, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,8 +12,8 @@ from typing import Any
 
 import gymnasium
 from bench_steps import bare
-from instance import Instance
-from rows import Row, p50, spread, table
+from support.instance import Instance
+from support.rows import Row, p50, spread, table
 
 BARE_SECONDS = 0.7
 REPEAT = 3

@@ -19,7 +19,7 @@ from time import perf_counter, process_time
 from typing import TYPE_CHECKING
 
 import psutil
-from rows import Row, table
+from support.rows import Row, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable

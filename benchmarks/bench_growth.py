@@ -16,8 +16,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import psutil
-from instance import HERE, Instance
-from rows import Row, table
+from support.instance import HERE, Instance
+from support.rows import Row, table
 
 from governor.episodes.records.episode_file import EpisodeFile, path_of
 from governor.episodes.rules.statistics import PhaseStatistics

@@ -22,8 +22,8 @@ import gymnasium
 import numpy as np
 from bench_steps import HERE, PROGRAM, SECRET, UID, Governor
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from rows import Row, p50, spread, table
 from step_agent import TrivialAgent
+from support.rows import Row, p50, spread, table
 
 from governor.episodes import Transition
 from governor.messages import (

@@ -9,9 +9,9 @@ import asyncio
 import contextlib
 from typing import Any
 
-from instance import Instance
-from process_tree import Memory, maps_ray, tree
-from rows import Row, table
+from support.instance import Instance
+from support.process_tree import Memory, maps_ray, tree
+from support.rows import Row, table
 
 EPISODES_BEFORE = 50
 """The run is weighed when it is at work, not while it starts."""

@@ -12,9 +12,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from instance import HERE, Instance
-from process_tree import memory
-from rows import Row, p50, spread, table
+from support.instance import HERE, Instance
+from support.process_tree import memory
+from support.rows import Row, p50, spread, table
 
 from governor.daemon.api import new_uid
 from governor.journal.journal import Journal

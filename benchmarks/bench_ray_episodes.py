@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from rows import Row, p50, table
+from support.rows import Row, p50, table
 
 from governor.conductors.simulation import SimulationController
 from governor.conductors.task import TaskConductor

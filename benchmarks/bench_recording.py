@@ -16,8 +16,8 @@ from typing import Any
 
 import gymnasium
 import psutil
-from rows import Row, table
 from step_agent import TrivialAgent
+from support.rows import Row, table
 
 HERE = Path(__file__).parent
 STEPS = 10_000_000

@@ -11,8 +11,8 @@ import tempfile
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from instance import HERE, RUN_SECONDS, Instance, environment, governor
-from rows import Row, p50, spread, table
+from support.instance import HERE, RUN_SECONDS, Instance, environment, governor
+from support.rows import Row, p50, spread, table
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ from time import process_time
 from typing import TYPE_CHECKING
 
 from bench_tasks import Opened
-from rows import Row, p50, spread, table
+from support.rows import Row, p50, spread, table
 from tasks.journal import Journaled
 
 from governor import logs

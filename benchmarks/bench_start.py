@@ -15,9 +15,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from instance import HERE, READY_SECONDS, STOP_SECONDS, environment, governor
-from process_tree import Memory, maps_ray, memory
-from rows import Row, p50, spread, table
+from support.instance import HERE, READY_SECONDS, STOP_SECONDS, environment, governor
+from support.process_tree import Memory, maps_ray, memory
+from support.rows import Row, p50, spread, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

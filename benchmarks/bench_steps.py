@@ -18,8 +18,8 @@ from time import perf_counter
 from typing import TypeVar
 
 import gymnasium
-from rows import Row, table
 from step_agent import TrivialAgent
+from support.rows import Row, table
 
 from governor.episodes import Transition
 from governor.messages import (

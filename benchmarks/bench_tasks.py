@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rows import Row, p50, spread, table
+from support.rows import Row, p50, spread, table
 from tasks.deaths import lateness
 from tasks.finalize import longest_block
 from tasks.journal import Journaled

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import openai
 import psutil
-from rows import Row, p50, spread, table
-from text_server import ANSWER_SECONDS, PROMPT, STEPS
+from support.rows import Row, p50, spread, table
+from support.text_server import ANSWER_SECONDS, PROMPT, STEPS
 
 from governor import logs
 from governor.episodes.text.actor_pool import ActorPool, EnvironmentEndpoint
@@ -71,7 +71,7 @@ class Parrot:
 @contextlib.contextmanager
 def server(seconds: float) -> Iterator[str]:
     """The address of one whose model takes so long."""
-    program = [sys.executable, str(Path(__file__).with_name("text_server.py")), str(seconds)]
+    program = [sys.executable, str(Path(__file__).parent / "support" / "text_server.py"), str(seconds)]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield f"http://127.0.0.1:{int(process.stdout.readline())}"  # type: ignore[union-attr]
         process.stdin.close()  # type: ignore[union-attr]

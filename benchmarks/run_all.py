@@ -33,7 +33,7 @@ import bench_steps
 import bench_tasks
 import bench_text
 import psutil
-from rows import Row, table
+from support.rows import Row, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ import select
 import time
 from typing import TYPE_CHECKING, Any
 
-from rows import Row
+from support.rows import Row
 from tasks.listener import Counting
 
 from governor.messages import TaskSpec

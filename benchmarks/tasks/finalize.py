@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from rows import Row
+from support.rows import Row
 
 from governor.tasks import RolloutCoordinator, SchedulerConfig, Task
 

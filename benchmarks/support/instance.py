@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from governor.messages import RunEvent, RunResult
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parent.parent
 READY_SECONDS = 30.0
 RUN_SECONDS = 60.0
 STOP_SECONDS = 30.0
