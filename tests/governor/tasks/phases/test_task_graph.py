@@ -24,10 +24,8 @@ from governor.messages import (
     TaskRecord,
     TaskStarted,
 )
-from governor.tasks.phases import task_graph
-from governor.tasks.phases.task_graph import LINES_WAITING, REPORTS_AT_ONCE, results_needed
+from governor.tasks.phases.task_graph import results_needed
 from governor.tasks.protocol.wire import Input
-from governor.tasks.scheduling.bundles import LARGEST
 from tests.support.living import lives
 
 GRACE = 0.4
@@ -323,62 +321,6 @@ async def life_of_the_next(gate):
     finally:
         asyncio.get_running_loop().remove_reader(handle)
         os.close(handle)
-
-
-async def test_while_the_governor_is_away_lines_are_dropped_and_counted_and_outcomes_kept(harness, task):
-    phase, link = harness.phase(task("chat", "chat", args={"lines": 100}, repeat=60), task("bad", "fail"))
-    back, over = asyncio.Event(), asyncio.Event()
-    report_all, batch_ended = link.report_all, phase.batch_ended
-
-    async def once_back(events):
-        await back.wait()
-        return await report_all(events)
-
-    def ended(event):
-        batch_ended(event)
-        over.set()
-
-    link.report_all, phase.batch_ended = once_back, ended
-    phase.begin()
-    running = asyncio.create_task(phase.run())
-    async with asyncio.timeout(30):
-        await over.wait()
-        back.set()
-        await running
-    assert len([event for event in link.events if isinstance(event, TaskEnded)]) == 61
-    assert isinstance(link.events[-1], PartEndedReport)
-    lines = [event for event in link.events if isinstance(event, Log)]
-    [told] = [line for line in lines if line.event == "task.logs_dropped"]
-    assert told.level == "warning"
-    assert len(lines) - 1 + told.data["lines"] == 6001, "a line of each, and a traceback"
-    assert LINES_WAITING <= len(lines) - 1 <= LINES_WAITING + REPORTS_AT_ONCE
-
-
-async def test_no_task_begins_while_too_many_ends_wait_for_the_governor(harness, task, monkeypatch):
-    monkeypatch.setattr(task_graph, "REPORTS_WAITING", 64)
-    phase, link = harness.phase(task("many", "nothing", repeat=5_000))
-    back, idle = asyncio.Event(), asyncio.Event()
-    report_all, run_ended = link.report_all, phase.run_ended
-
-    async def once_back(events):
-        await back.wait()
-        return await report_all(events)
-
-    def ended(record, payload):
-        run_ended(record, payload)
-        if phase._paused and not harness.engine._core.batches[phase.phase].at_work:
-            idle.set()
-
-    link.report_all, phase.run_ended = once_back, ended
-    phase.begin()
-    running = asyncio.create_task(phase.run())
-    async with asyncio.timeout(30):
-        await idle.wait()
-        assert harness.engine._core.ready.waiting(()) > 1_000
-        assert len(phase._reports) < 64 + 4 * LARGEST
-        back.set()
-        await running
-    assert len([event for event in link.events if isinstance(event, TaskEnded)]) == 5_000
 
 
 async def test_a_runner_that_dies_with_ray_is_no_crash_of_its_task(harness, task):
