@@ -132,8 +132,12 @@ class Engine:
 
     def rest(self) -> None:
         """Gives the idle runners away; whoever submits a batch next waits for others."""
-        self._core.slots.keep_warm = False
-        self._runners.release(self._idle())
+        slots = self._core.slots
+        slots.keep_warm = False
+        idle = [slot for slot in slots.all() if slot.state == "idle"]
+        for slot in idle:
+            slots.mark_dying(slot)
+        self._runners.release([slot.runner for slot in idle])
 
     def _idle(self) -> list[int]:
         return [slot.runner for slot in self._core.slots.all() if slot.state == "idle"]

@@ -52,6 +52,9 @@ class Pool:
     def node(self, runner):
         return "here"
 
+    def release(self, idle):
+        self.told.append(("release", *idle))
+
     async def close(self, idle=()):
         self.told.append(("close", *idle))
         for runner in [told[1] for told in self.told if told[0] == "start"]:
@@ -316,3 +319,18 @@ async def test_explain_names_what_is_waited_for(engine_setup):
     assert (running.task, running.state, running.since, running.until) == ("a", "running", now, now + 9.0)
     with pytest.raises(KeyError):
         engine.explain(2)
+
+
+async def test_runners_that_are_given_away_get_no_work(engine_setup):
+    engine, pool, listener = engine_setup
+    engine.warm()
+    engine.runner_changed(RunnerReady(0.0, 0))
+    engine.rest()
+    assert pool.told[-1] == ("release", 0)
+    submit(engine, listener, task("a"))
+    assert not pool.sent, "the old one is being ended"
+    engine.runner_changed(RunnerGone(1.0, 0, "not needed any more"))
+    assert pool.told[-1] == ("start", 1, ())
+    engine.runner_changed(RunnerReady(2.0, 1))
+    do(engine, pool, runner=1)
+    assert listener.heard == [("succeeded", "a", None, b""), ("end", "tasks_done")]
