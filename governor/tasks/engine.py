@@ -26,6 +26,7 @@ from governor.tasks.protocol.wire import (
 from governor.tasks.scheduling import graph
 from governor.tasks.scheduling.core import Core
 from governor.tasks.scheduling.events import (
+    AttemptClosed,
     AttemptEnded,
     AttemptStarted,
     BatchEnded,
@@ -328,19 +329,17 @@ class Engine:
         try:
             match effect:
                 case RunEnded(batch, record, payload):
-                    listener, folder = self._batches[batch]
-                    listener.run_ended(record, payload)
-                    if record.attempts and record.outcome in ("timed_out", "crashed", "cancelled"):
-                        remove_partial_files(folder, record.task, record.run)
+                    self._batches[batch][0].run_ended(record, payload)
                 case Dispatch():
                     self._dispatch(effect)
                 case AttemptStarted(attempt, _, runner, _):
                     pid, node = self._runners.pid(runner), self._runners.node(runner)
                     self._batches[attempt.batch][0].attempt_started(effect, pid=pid, node=node)
-                case AttemptEnded(attempt, run):
-                    listener, folder = self._batches[attempt.batch]
-                    listener.attempt_ended(effect)
-                    remove_partial_files(folder, attempt.task.id, run)
+                case AttemptEnded(attempt):
+                    self._batches[attempt.batch][0].attempt_ended(effect)
+                case AttemptClosed(attempt, runs):
+                    for run in runs:
+                        remove_partial_files(self._batches[attempt.batch][1], attempt.task.id, run)
                 case BatchEnded(batch):
                     listener, _ = self._batches.pop(batch)
                     listener.batch_ended(effect)

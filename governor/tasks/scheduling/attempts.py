@@ -271,6 +271,7 @@ class Attempts:
             return
         head.subtask.misfires += 1
         if head.run is not None and not head.unannounced:
+            self.outcomes.close_files(head)
             self.emit(AttemptEnded(head.attempt, head.run, crashed.outcome, crashed.error, crashed.seconds))
         self.outcomes.requeue(head.subtask)
 

@@ -230,6 +230,13 @@ class AttemptEnded(SchedulerEffect, frozen=True):
     seconds: float
 
 
+class AttemptClosed(SchedulerEffect, frozen=True):
+    """An attempt was ended from outside. `runs` may have been in work: they may have left files that are half written."""
+
+    attempt: Attempt
+    runs: tuple[int, ...]
+
+
 class RunEnded(SchedulerEffect, frozen=True):
     """The final outcome of one run of a task. Emitted once for each run."""
 

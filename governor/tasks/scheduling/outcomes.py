@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from governor.messages import TaskRecord
 from governor.tasks.scheduling.batch import Batch, SubTask, TaskNode
 from governor.tasks.scheduling.events import (
+    AttemptClosed,
     AttemptEnded,
     BatchEnded,
     BatchSpec,
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 PORTION: Final = 4096
 """Runs that one event ends at most because others have ended, or their batch was cancelled: it may have a million."""
+RUNS_AHEAD: Final = 256
+"""Runs by which a runner may be ahead of its reports that were read."""
 LEAST: Final = 0.001
 """Seconds; a sub-task with less of its budget left is not retried."""
 
@@ -127,10 +130,16 @@ class Outcomes:
     def close(self, job: Job, termination: Termination) -> None:
         """An attempt was ended by a decision, or by the exit of its runner."""
         subtask = job.subtask
+        self.close_files(job)
         for run in subtask.missing:
             if job.failed is None or run not in job.failed:
                 self.fail(job, run, termination)
         self.retry_missing(subtask, attempts=job.attempt.number)
+
+    def close_files(self, job: Job) -> None:
+        """An attempt was ended: of all its runs, few can have begun and not ended."""
+        first = max(0, job.position - 1)
+        self.effects.append(AttemptClosed(job.attempt, job.attempt.runs[first : first + RUNS_AHEAD]))
 
     def retry_missing(self, subtask: SubTask, *, attempts: int) -> None:
         """After an attempt: runs without an outcome are retried, or cancelled."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from governor.tasks.scheduling.events import (
+    AttemptClosed,
     AttemptEnded,
     BatchEnded,
     CancelAttempt,
@@ -150,3 +153,18 @@ def test_a_step_that_had_enough_teaches_the_dynamic_timeout():
     driver.do(first, 2.0)
     driver.gone(1, 3.0)
     assert (seen, done) == ([0.0, 1.0], ["b"]), "the one that was stopped counts with the time that it had"
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_of_many_runs_few_can_have_left_half_written_files(retries):
+    driver = Driver(task("a", repeat=10_000, retries=retries), slots=1)
+    sent = driver.ready(0)
+    for run in range(3):
+        driver.begin(sent, 1.0 + run, run=run)
+        driver.end(sent, 1.5 + run, run=run)
+    driver.begin(sent, 5.0, run=3)
+    [closed] = driver.of(AttemptClosed, driver.gone(0, 6.0))
+    assert 3 in closed.runs
+    assert len(closed.runs) <= 256
+    ended = driver.of(AttemptEnded) if retries else driver.records()
+    assert len(ended) == (10_000 - 3 if retries else 10_000)
