@@ -28,6 +28,8 @@ WITHOUT_RUN: Final = "is a class without run() or arun(): there is nothing to ru
 _KEYWORDS: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _brief: Final = reprlib.Repr()
 _brief.maxother = _brief.maxstring = 200
+_INSTALLED: Final = ("stdlib", "platstdlib", "purelib", "platlib")
+"""Folders of `sysconfig`; its ``data`` is the whole virtual environment, which may hold a user's code."""
 _OF_LOOPS: Final = ("asyncio", "selectors")
 _coroutine: Coroutine | None = None
 """That of the current call."""
@@ -42,12 +44,15 @@ def changed_since(moment: float) -> bool:
     """Whether a file of a module that is imported here was changed after this moment (seconds since the epoch). Not of the
     standard library and of installed packages.
     """
-    installed = tuple(sysconfig.get_paths().values())
+    installed = tuple(sysconfig.get_path(kind) + os.sep for kind in _INSTALLED)
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and not file.startswith(installed):
             with suppress(OSError):  # it was removed: what is imported may go on
-                if os.stat(file).st_mtime > moment:  # noqa: PTH116  # there may be hundreds
+                found = os.stat(file)  # noqa: PTH116  # there may be hundreds
+                if (
+                    max(found.st_mtime, found.st_ctime) > moment
+                ):  # a copy may have the older time of its original
                     return True
     return False
 

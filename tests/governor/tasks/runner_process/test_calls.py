@@ -1,5 +1,7 @@
 """What may stand for a task, and how it is called."""
 
+import os
+import types
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -92,3 +94,33 @@ def test_a_class_that_cannot_be_run_is_refused(task):
 def test_where_only_the_object_tells_it_is_refused_when_it_is_called(task):
     with pytest.raises(TypeError, match=r"is a class without run\(\) or arun\(\)"):
         calls.call_it(task, args={}, offers={})
+
+
+def module_of(monkeypatch, file):
+    module = types.ModuleType("of_a_user")
+    module.__file__ = str(file)
+    monkeypatch.setattr(calls, "sys", types.SimpleNamespace(modules={"of_a_user": module}))
+
+
+def test_a_copy_with_the_time_of_its_original_is_a_change(monkeypatch, tmp_path):
+    file = tmp_path / "mine.py"
+    file.touch()
+    os.utime(file, (1.0, 1.0))
+    module_of(monkeypatch, file)
+    assert calls.changed_since(file.stat().st_ctime - 10)
+    assert not calls.changed_since(file.stat().st_ctime)
+
+
+@pytest.mark.parametrize(
+    ("folder", "changes"), [("data", True), ("purelib", False), ("purelib-of-mine", True)]
+)
+def test_code_in_the_virtual_environment_is_not_all_installed(monkeypatch, tmp_path, folder, changes):
+    paths = {name: str(tmp_path / name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    paths["data"] = str(tmp_path)
+    monkeypatch.setattr(calls.sysconfig, "get_path", paths.__getitem__)
+    monkeypatch.setattr(calls.sysconfig, "get_paths", lambda: paths)
+    file = tmp_path / folder / "mine.py"
+    file.parent.mkdir()
+    file.touch()
+    module_of(monkeypatch, file)
+    assert calls.changed_since(0.0) is changes
