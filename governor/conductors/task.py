@@ -122,11 +122,6 @@ class TaskConductor(Conductor):
         if engine is None:
             return refused(NOT_READY)
 
-        try:
-            results = await asyncio.to_thread(results_needed, command, self.spec.uid)
-        except ConductorError as error:
-            return refused(error.reason)
-
         def make() -> tuple[PhaseTasks, Coroutine[Any, Any, None]]:
             phase = PhaseTasks(
                 command=command,
@@ -135,8 +130,9 @@ class TaskConductor(Conductor):
                 ray_answers=self._cluster.answers,
                 limits=self._limits(command.dynamic_timeout),
             )
-            phase.begin(results)
-            return phase, self._work(phase)
+            if not command.done:  # else results are read first, which takes longer than a command may
+                phase.begin()
+            return phase, self._work(phase, command)
 
         return await self._tasks.begin(command.phase, make)
 
@@ -166,8 +162,10 @@ class TaskConductor(Conductor):
             self._timeout_estimators[wanted] = TimeoutEstimator(config, float("inf"))
         return self._timeout_estimators[wanted]
 
-    async def _work(self, phase: PhaseTasks) -> None:
+    async def _work(self, phase: PhaseTasks, command: StartTasks) -> None:
         try:
+            if command.done:
+                phase.begin(await asyncio.to_thread(results_needed, command, self.spec.uid))
             await phase.run()
         except ConductorError as error:
             self.fail(error.reason)

@@ -73,6 +73,9 @@ class PhaseTasks(BatchListener):
         self._reports: deque[ConductorEvent] = deque()
         self._to_report = asyncio.Event()
         self._paused = False
+        self._has_begun = False
+        self._stopped: str | None = None
+        """Why it was stopped before it had begun."""
         self._is_over = False
         """Nothing is reported any more."""
         self._lines = 0
@@ -109,6 +112,9 @@ class PhaseTasks(BatchListener):
             self._engine.submit(batch, self, limits=self._limits)
         except GraphError as error:
             raise ConductorError(f"the task graph has faults: {error}") from error
+        self._has_begun = True
+        if self._stopped is not None:
+            self.stop(self._stopped)
 
     async def run(self) -> None:
         """Returns when `PartEndedReport` is in the journal. Raises ConductorError when Ray is lost."""
@@ -132,7 +138,12 @@ class PhaseTasks(BatchListener):
                 return
 
     def stop(self, reason: str) -> None:
-        """Cancels all tasks that have not ended; `PartEndedReport` with end ``stopped`` follows."""
+        """Cancels all tasks that have not ended; `PartEndedReport` with end ``stopped`` follows. It may be called before
+        `begin`.
+        """
+        if not self._has_begun:
+            self._stopped = reason
+            return
         self._engine.cancel(self.phase, reason=reason or "the phase was stopped")
 
     # -- BatchListener --------------------------------------------------------------------------------------

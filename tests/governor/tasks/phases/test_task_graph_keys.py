@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import pytest
 
 from governor.conductors.task import TaskConductor
-from governor.messages import Done, DynamicTimeoutSpec, PartEndedReport, StartTasks, TaskEnded
+from governor.index_ranges import IndexRanges
+from governor.messages import (
+    Done,
+    DynamicTimeoutSpec,
+    EndedRuns,
+    PartEndedReport,
+    StartTasks,
+    StopPartCommand,
+    TaskEnded,
+)
 from governor.messages.link import RecordingLink
+from governor.tasks.protocol.wire import Input
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 
@@ -177,3 +188,31 @@ async def test_a_limit_is_learned_by_phases_with_the_same_settings(harness, task
     for dynamic in (other, None):
         [free] = await run(task("free", "tell", timeout=20.0), dynamic=dynamic)
         assert 19 < free.value[4] <= 20, "it had not seen enough, or none was asked for"
+
+
+async def test_a_stop_while_results_are_read_holds(harness, task, monkeypatch):
+    """The command is answered before they are read."""
+    link, may_end = RecordingLink(), threading.Event()
+    conductor = TaskConductor(spec=harness.spec, link=link)
+    conductor._engine, conductor._cluster = harness.engine, harness.cluster
+
+    def read(*_):
+        assert may_end.wait(20)
+        return {"a": {0: Input(value=1)}}
+
+    monkeypatch.setattr("governor.conductors.task.results_needed", read)
+    number = next(harness.phases)
+    done = {"a": EndedRuns(runs=IndexRanges.of([0]))}
+    tasks = (task("a", "nothing"), task("b", "sleep", "a"))
+    command = StartTasks(phase=number, name=f"keys {number}", tasks=tasks, seed=0, done=done)
+    try:
+        async with asyncio.timeout(20):
+            assert await conductor.perform(command) == Done()
+            assert await conductor.perform(StopPartCommand(phase=number, reason="enough")) == Done()
+            may_end.set()
+            end = await link.next(PartEndedReport)
+    finally:
+        may_end.set()
+    assert end.end == "stopped"
+    [record] = [event.record for event in link.events if isinstance(event, TaskEnded)]
+    assert (record.task, record.outcome, record.error) == ("b", "cancelled", "enough")
