@@ -276,11 +276,18 @@ class Daemon:
             await self._wake.wait()
             self._wake.clear()
             for governor in self.governors:
-                if self.is_stopping or not governor.is_free:
+                if not self._may_assign(governor):
                     continue
                 assignment = await take(self.queue, self._journal, damaged=self.damaged)
-                if assignment is not None:
+                if assignment is None:
+                    continue
+                if self._may_assign(governor):  # still: the journal was read meanwhile
                     await self._assign(governor, assignment)
+                else:
+                    self.queue.put_back(assignment)
+
+    def _may_assign(self, governor: RunGovernor) -> bool:
+        return not self.is_stopping and governor.is_free
 
     async def _assign(self, governor: RunGovernor, assignment: Assignment) -> None:
         try:

@@ -24,6 +24,7 @@ from governor import logs
 from governor.daemon.damage import UNREADABLE, damage_in
 from governor.daemon.heartbeat import DaemonHeartbeat
 from governor.errors import RecordDamaged
+from governor.files import temporary
 from governor.journal.tables import RECORD_OF
 from governor.processes import leftovers
 from governor.processes.identity import ProcessIdentity
@@ -288,7 +289,7 @@ def _remove_half_written(folders: list[Path]) -> None:
     for folder in folders:
         if not folder.exists():  # it was never in work
             continue
-        (folder / "result.json.part").unlink(missing_ok=True)
+        temporary(folder / "result.json").unlink(missing_ok=True)
         for name in resume.WRITTEN_WHOLE:
             for path in (folder / name).rglob("*.part"):
                 path.unlink(missing_ok=True)

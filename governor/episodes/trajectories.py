@@ -75,6 +75,7 @@ class Conversion:
             if self._writer is None:
                 self._writer = pq.ParquetWriter(self._beside, merge.schema, compression="zstd")
             self._writer.close()
+            self._check()
             put_in_place(self._beside, self._path)
         # The oldest first: those that are left, should this end here, say what is newer.
         for stream in merge.paths:

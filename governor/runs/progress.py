@@ -78,8 +78,10 @@ class Progress:
         return self._assignment.worked + time.monotonic() - self._began
 
     def count(self, event: Recorded) -> None:
-        """Episodes of an evaluation are not among the `episodes` of a phase; after an attempt another one may follow."""
-        self.changes += 1
+        """Episodes of an evaluation are not among the `episodes` of a phase; after an attempt another one may follow. How far a file
+        is comes again and again, also if it stands still.
+        """
+        self.changes += not isinstance(event, PartFinalizing)
         match event:
             case EpisodeEnded(episode=record):
                 if not record.evaluation:

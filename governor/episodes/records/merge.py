@@ -81,13 +81,14 @@ class Merge(ExitStack):
         """By source and offset, with the number of rows that were not used; the one that was used last is the last one."""
         self._held_bytes = 0
         self._group: list[pa.Table] = []
+        self._group_rows = self._group_bytes = 0
 
     def scan(self) -> None:
         """Finds what there is by now. Raises OSError, UsageError."""
         path = parquet_of(self._run_folder, self._phase)
+        streams = streams_of(self._run_folder, self._phase)  # first: they are removed when the file is there
         if not self._sources and path.exists():
             self._add_parquet(path)
-        streams = streams_of(self._run_folder, self._phase)
         self.paths = [path for _, _, path in streams]
         for incarnation, worker, path in streams:
             self._check()
@@ -117,14 +118,17 @@ class Merge(ExitStack):
 
     def _grouped(self, pieces: NDArray[np.void]) -> Iterator[pa.Table]:
         self._check()
-        self._group.append(self._table(pieces))
-        self.merged += len(self._group[-1])
-        rows = sum(map(len, self._group))
-        if not self._is_text or rows >= ROWS or sum(one.nbytes for one in self._group) >= BYTES:
+        table = self._table(pieces)
+        self._group.append(table)
+        self.merged += len(table)
+        self._group_rows += len(table)
+        self._group_bytes += table.nbytes
+        if not self._is_text or self._group_rows >= ROWS or self._group_bytes >= BYTES:
             yield self._whole_group()
 
     def _whole_group(self) -> pa.Table:
         group, self._group = self._group, []
+        self._group_rows = self._group_bytes = 0
         return group[0] if len(group) == 1 else pa.concat_tables(group).combine_chunks()
 
     def _table(self, pieces: NDArray[np.void]) -> pa.Table:

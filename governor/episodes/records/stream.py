@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import io
 import os
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -153,11 +152,13 @@ class StreamReader:
         self.schema: pa.Schema | None = None
         self.next = 0
         """The offset of the first batch that was not scanned."""
-        with suppress(pa.ArrowInvalid, OSError, EOFError):
+        try:
             self.schema = pa.ipc.open_stream(self._file).schema
             self.next = self._file.tell()
             self._file.seek(0)
             self._head = self._file.read(self.next)
+        except (pa.ArrowInvalid, OSError, EOFError) as error:
+            _raise_unless_torn(error)
 
     def close(self) -> None:
         self._file.close()
@@ -171,7 +172,8 @@ class StreamReader:
         while True:
             try:
                 _, metadata = reader.read_next_batch_with_custom_metadata()
-            except (StopIteration, pa.ArrowInvalid, OSError):
+            except (StopIteration, pa.ArrowInvalid, OSError) as error:
+                _raise_unless_torn(error)
                 return
             offset, self.next = self.next, self._file.tell()
             yield offset, _decode(metadata[_RUNS])
@@ -179,6 +181,12 @@ class StreamReader:
     def batch(self, offset: int) -> pa.RecordBatch:
         self._file.seek(offset)
         return pa.ipc.read_record_batch(pa.ipc.read_message(self._file), self.schema)
+
+
+def _raise_unless_torn(error: Exception) -> None:
+    """Arrow's own errors, of a stream that ends too early, have no number; those of the disk have one."""
+    if isinstance(error, OSError) and error.errno:
+        raise error
 
 
 class _Behind(io.RawIOBase):

@@ -313,7 +313,7 @@ class TestFiles:
     async def test_what_was_half_written_goes_and_what_users_wrote_stays(self, journal, tmp_path):
         folder = tmp_path / "runs" / "r1"
         ours = [
-            "result.json.part",
+            ".result.json.part",
             "results/a/.t-0.pkl.part",
             "agents/.w.state.part",
             "episodes/.p.jsonl.part",

@@ -1,3 +1,4 @@
+import errno
 import shutil
 
 import gymnasium.spaces as gym
@@ -7,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from governor.episodes import trajectories
-from governor.episodes.records import merge
+from governor.episodes.records import merge, stream
 from governor.errors import UsageError
 from governor.index_ranges import IndexRanges
 from tests.support.full_disk import full_beyond
@@ -98,6 +99,28 @@ def test_a_full_disk_leaves_what_was_recorded(tmp_path):
         trajectories.finalize(tmp_path, "train")
     assert files(tmp_path) == before
     assert len(rows(tmp_path, "step")) == 5
+
+
+@pytest.mark.parametrize("calls", [0, 3])
+def test_a_disk_that_cannot_be_read_is_no_end_of_a_stream(tmp_path, monkeypatch, calls):
+    one = recorder(tmp_path)
+    for episode in range(4):
+        play(one, episode, steps=3)
+    one.close()
+    read, left = stream._Behind.read, [calls]
+
+    def fail(behind, size=-1):
+        if not left[0]:
+            raise OSError(errno.EIO, "Input/output error")
+        left[0] -= 1
+        return read(behind, size)
+
+    monkeypatch.setattr(stream._Behind, "read", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        trajectories.finalize(tmp_path, "train")
+    monkeypatch.undo()
+    assert trajectories.finalize(tmp_path, "train").exists()
+    assert len(trajectories.read(tmp_path, "train")) == 12
 
 
 def test_nothing_recorded(tmp_path):
