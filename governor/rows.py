@@ -106,7 +106,7 @@ def _steps(folder: Path, order: list[str], *, phase: str | None) -> tuple[pa.Sch
         key=lambda name: (order.index(name) if name in order else len(order), name),
     )
     names = [name for name in recorded if phase in (None, name)]
-    parts = [part for name in names if (part := trajectories.tables(folder, name)) is not None]
+    parts = [part for name in names if (part := trajectories.tables(folder, name, ended=True)) is not None]
     if not parts:
         return pa.schema([]), iter(())
     if any(not schema.equals(parts[0][0]) for schema, _ in parts):

@@ -17,8 +17,9 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from governor.episodes.records import episode_file
 from governor.episodes.records.merge import Merge, parquet_of
-from governor.episodes.records.step_columns import rows_schema, table_schema
+from governor.episodes.records.step_columns import is_text, rows_schema, table_schema
 from governor.episodes.records.stream import SUFFIX, folder_of, streams_of
 from governor.errors import UsageError
 from governor.files import put_in_place, temporary
@@ -122,8 +123,12 @@ def finalize(run_folder: Path, phase: str, *, episodes: IndexRanges | None = Non
         conversion.discard()
 
 
-def tables(run_folder: Path, phase: str) -> tuple[pa.Schema, Iterator[pa.Table]] | None:
-    """The recorded steps of a phase, a row group at a time; None without any. Raises OSError."""
+def tables(
+    run_folder: Path, phase: str, *, ended: bool = False
+) -> tuple[pa.Schema, Iterator[pa.Table]] | None:
+    """The recorded steps of a phase, a row group at a time; None without any. `ended`: of the phase's episodes on record alone, as
+    in its file; not for sessions with a language model. Raises OSError.
+    """
     path = parquet_of(run_folder, phase)
     if path.exists() and not streams_of(run_folder, phase):
         file = pq.ParquetFile(path)
@@ -135,7 +140,10 @@ def tables(run_folder: Path, phase: str) -> tuple[pa.Schema, Iterator[pa.Table]]
         if merge.schema is None:
             return None
         unless_found.pop_all()
-        return merge.schema, _closing(merge)
+        lines = episode_file.path_of(run_folder, phase)
+        if not ended or is_text(merge.schema) or not lines.exists():
+            return merge.schema, _closing(merge)
+        return merge.schema, _closing(merge, episodes=episode_file.indices_of(lines))
 
 
 def _groups(file: pq.ParquetFile, schema: pa.Schema) -> Iterator[pa.Table]:
@@ -145,9 +153,9 @@ def _groups(file: pq.ParquetFile, schema: pa.Schema) -> Iterator[pa.Table]:
             yield pa.Table.from_arrays(table.columns, schema=schema)
 
 
-def _closing(merge: Merge) -> Iterator[pa.Table]:
+def _closing(merge: Merge, *, episodes: IndexRanges | None = None) -> Iterator[pa.Table]:
     with merge:
-        yield from merge.tables()
+        yield from merge.tables(episodes=episodes)
 
 
 def read(run_folder: Path, phase: str | None = None) -> pa.Table:

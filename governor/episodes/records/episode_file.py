@@ -88,6 +88,12 @@ class EpisodeFile:
         return _encode(line) + b"\n"
 
 
+def indices_of(path: Path) -> IndexRanges:
+    """The episodes that have a line. Blocks. Raises OSError."""
+    with path.open("rb") as lines:
+        return IndexRanges.of(index for line in lines if (index := _index_of(line)) >= 0)
+
+
 def keep_only(path: Path, kept: IndexRanges) -> None:
     """Replaces the file by one with the first line of each of these episodes. Blocks. Raises OSError."""
     written = IndexRanges()

@@ -4,13 +4,17 @@ import shutil
 import gymnasium.spaces as gym
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from governor.episodes import trajectories
 from governor.episodes.records import merge, stream
+from governor.episodes.records.episode_file import EpisodeFile, path_of
 from governor.errors import UsageError
 from governor.index_ranges import IndexRanges
+from governor.messages import EpisodeRecord, PhaseResult
+from governor.rows import rows_of
 from tests.support.full_disk import full_beyond
 from tests.support.recorded_steps import columns, play, recorder, rows, run_code
 
@@ -88,6 +92,23 @@ def test_only_episodes_on_record_are_kept(tmp_path):
     made.close()
     trajectories.finalize(tmp_path, "train", episodes=IndexRanges.of([1, 3, 9]))
     assert rows(tmp_path, "episode") == [(1,), (3,)]
+
+
+def test_streams_that_a_stop_has_left_give_the_rows_that_their_file_would_have(tmp_path):
+    one = recorder(tmp_path)
+    play(one, 0, steps=2)
+    play(one, 1, steps=3)
+    one.close()
+    ended = EpisodeRecord(index=1, worker=0, seed=1, outcome="terminated", value=1.0, steps=3, seconds=0.1)
+    lines = path_of(tmp_path, "train")
+    with EpisodeFile(path=lines, phase="train", mode="train", reported=IndexRanges()) as file:
+        file.append(ended)
+    phase = PhaseResult(name="train", mode="train", end="aborted")
+    _, groups = rows_of("r1", tmp_path, [phase], "steps", phase=None)
+    left = pa.concat_tables(groups)
+    trajectories.finalize(tmp_path, "train", episodes=IndexRanges.of([1]))
+    assert left.to_pylist() == trajectories.read(tmp_path, "train").to_pylist()
+    assert set(left["episode"].to_pylist()) == {1}
 
 
 def test_a_full_disk_leaves_what_was_recorded(tmp_path):
