@@ -61,8 +61,12 @@ def _redirect_output() -> None:
 
 
 def worker_id() -> str:
-    """Ray's id of this process; another one after each `ray.init`, "" without. Does not import Ray to find out."""
+    """The id of this process in its Ray, with that of the cluster: by itself it is the same in each new cluster. "" without Ray,
+    which is not imported to find out.
+    """
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return ""
-    return str(ray.get_runtime_context().get_worker_id())
+    node = ray._private.worker.global_worker.node  # noqa: SLF001  # its only place
+    cluster = "" if node is None else node.cluster_id.hex()
+    return f"{ray.get_runtime_context().get_worker_id()}@{cluster}"

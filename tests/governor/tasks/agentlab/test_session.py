@@ -288,6 +288,32 @@ def test_rays_end_below_a_session_is_no_trouble():
     assert time.monotonic() - began < 25, "it waits for a Ray that has gone, or starts another"
 
 
+ANOTHER_CLUSTER = """
+import ray
+from governor.tasks import run_exp
+from governor.tasks.cluster.joining import worker_id
+class Exp:
+    def __init__(self, number): self.exp_id = number
+    def run(self): return self.exp_id
+ids = set()
+for number in range(2):
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    ids.add(worker_id())
+    print("found", run_exp.remote(Exp(number)).outcome())
+    ray.shutdown()
+assert len(ids) == 2, ids
+"""
+
+
+@pytest.mark.long
+def test_a_second_cluster_of_the_process_is_another_one():
+    """Ray numbers its drivers anew in each; the class of the script is stored in the first one alone."""
+    caller = program(ANOTHER_CLUSTER)
+    out, err = caller.communicate(timeout=110)
+    assert caller.returncode == 0, err
+    assert {"found 0", "found 1"} <= set(out.splitlines()), out + err
+
+
 TOO_SLOW = """
 import os, time
 from tests.support.living import lives
