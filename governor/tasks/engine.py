@@ -125,6 +125,11 @@ class Engine:
         self.warm()
         await self.settle()
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether any runner is not ready yet."""
+        return self._core.slots.is_starting
+
     async def settle(self) -> None:
         """Returns when no runner is starting."""
         while self._core.slots.is_starting:

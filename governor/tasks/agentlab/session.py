@@ -47,7 +47,7 @@ CLOSED: Final = "its session was closed"
 SETTLE_SECONDS: Final = 1.0
 REST_SECONDS: Final = 1.0
 """Without a task of `run_exp.remote`; then its runners are any caller's."""
-Submitted: TypeAlias = "tuple[TaskSpec, TaskRef, Sequence[TaskRef | Future[TaskRecord]]]"
+Submitted: TypeAlias = "tuple[TaskSpec, TaskRef, Sequence[TaskRef | Future[TaskRecord]], PackBuilder]"
 T = TypeVar("T")
 
 log = logs.get_logger()
@@ -72,14 +72,12 @@ class GraphSession:
         self._process = os.getpid()
         self._released: list[str] = []
         self._releasing: asyncio.Task[None] | None = None
-        self._awaited: set[Future[Any]] = set()
-        """By callers of `wait`."""
-        self._references: set[TaskRef] = set()
-        """Those that have not ended."""
+        self._awaited: set[Future[Any]] = set()  # by callers of `wait`
+        self._references: set[TaskRef] = set()  # those that have not ended
         self._submitting = threading.Lock()
         self._submitted: list[Submitted] = []
-        """Tasks of `submit_one` that the engine's thread has not taken yet; their experiments are in `_packs`."""
-        self._packs: PackBuilder | None = None
+        """Tasks of `submit_one` that the engine's thread has not taken yet; `_classes` are those of the script."""
+        self._classes: dict[type, tuple[str, bytes]] = {}
         self._resting: asyncio.TimerHandle | None = None
         self._storing: set[asyncio.Task[None]] = set()
 
@@ -145,18 +143,13 @@ class GraphSession:
         kept = {record.task for record in done}
         wanted = {spec.id: each for spec, each in zip(specs, experiments, strict=True) if spec.id not in kept}
         labels = [f'experiment "{name}"' for name in wanted]
-        calls = dict(
-            zip(wanted, self._opened().pickle_store.name_many([*wanted.values()], labels), strict=True)
-        )
+        names = self._opened().pickle_store.name_many([*wanted.values()], labels)
+        calls = dict(zip(wanted, names, strict=True))
         named = [msgspec.structs.replace(spec, call=calls.get(spec.id, "")) for spec in specs]
         number = next(self._batches)
         batch = BatchSpec(id=number, tasks=tuple(named), done=tuple(done))
-        cancel = partial(self.cancel, number)
-        listener = GraphListener(
-            study=self._study,
-            awaited={name for spec in specs for name in spec.depends_on},
-            cancel=cancel,
-        )
+        awaited = {name for spec in specs for name in spec.depends_on}
+        listener = GraphListener(study=self._study, awaited=awaited, cancel=partial(self.cancel, number))
         self.call(lambda: self._opened().engine.submit(batch, listener))
         listener.ended.result()  # an interrupt here closes the session, which cancels the batch
         self.wait(self._settle())
@@ -182,14 +175,14 @@ class GraphSession:
     ) -> TaskRef:
         """Runs one experiment, with their results, once those that it comes after have succeeded. Raises TypeError."""
         reference = TaskRef(self, name, str(experiment.exp_id))
-        store = self._opened().pickle_store
+        pack = self._opened().pickle_store.new_packs(self._classes)
+        pack.add_object(experiment, f'experiment "{name}"')  # runs code of the user: not under the lock
+        spec = TaskSpec(id=name, call="", timeout=timeout, retries=retries, resources=dict(resources))
         with self._submitting:
-            self._packs = self._packs or store.new_packs()
-            self._packs.add_object(experiment, f'experiment "{name}"')
-            spec = TaskSpec(id=name, call="", timeout=timeout, retries=retries, resources=dict(resources))
-            self._submitted.append((spec, reference, after))
-            if len(self._submitted) == 1:
+            self._opened()  # `close` ends what is here before
+            if not self._submitted:
                 self._in_loop(self._begin_submitted)
+            self._submitted.append((spec, reference, after, pack))
         return reference
 
     def value_of(self, record: TaskRecord) -> Any:
@@ -287,33 +280,43 @@ class GraphSession:
 
     def _begin_submitted(self) -> None:
         with self._submitting:
-            packs, self._packs = self._packs, None
-            submitted, self._submitted = self._submitted, []
-        self._references.update(reference for _, reference, _ in submitted)
-        if self._driver is None or packs is None:
+            submitted, self._submitted, self._classes = self._submitted, [], {}
+        self._references.update(reference for _, reference, *_ in submitted)
+        if self._driver is None or not submitted:
             return  # `close` ends them
-        task = self._loop.create_task(
-            self._store_and_begin(self._driver, packs, submitted), name="tasks.submit"
-        )
+        task = self._loop.create_task(self._store_and_begin(self._driver, submitted), name="tasks.submit")
         self._storing.add(task)
         task.add_done_callback(self._storing.discard)
 
-    async def _store_and_begin(self, driver: Driver, packs: PackBuilder, submitted: list[Submitted]) -> None:
-        """In one call into Ray's thread."""
+    async def _store_and_begin(self, driver: Driver, submitted: list[Submitted]) -> None:
+        """In one call into Ray's thread; one by one when it fails, for the sake of those that it is not about."""
+        packs = [pack for *_, pack in submitted]
         try:
             calls = await driver.cluster.call(partial(driver.pickle_store.store_packs, packs))
-        except Exception as error:  # noqa: BLE001  # whatever Ray raises: it is lost
+        except Exception as error:  # noqa: BLE001  # whatever Ray raises: it is lost, or one is too large for it
+            if len(submitted) > 1 and not isinstance(error, ConductorError):
+                for each in submitted:
+                    await self._store_and_begin(driver, [each])
+                return
             reason = f"it cannot be sent: {type(error).__name__}: {error}"
-            for spec, reference, _ in submitted:
+            for spec, reference, *_ in submitted:
+                self._references.discard(reference)
                 reference.end(TaskRecord(task=spec.id, run=0, outcome="failed", error=reason))
+            self._rest_later()
             return
-        for call, (spec, reference, after) in zip(calls, submitted, strict=True):
+        for call, (spec, reference, after, _) in zip(calls, submitted, strict=True):
             self._when_ready(msgspec.structs.replace(spec, call=call), reference, after)
+
+    def _rest_later(self) -> None:
+        if not self._references and self._resting is None and self._driver is not None:
+            self._resting = self._loop.call_later(REST_SECONDS, self._rest)
 
     def _rest(self) -> None:
         self._resting = None
         if not self._references and not self._submitted and self._driver is not None:
             self._driver.engine.rest()
+            if self._driver.engine.is_starting:
+                self._rest_later()
 
     def _when_ready(
         self, spec: TaskSpec, reference: TaskRef, after: Sequence[TaskRef | Future[TaskRecord]]
@@ -323,8 +326,7 @@ class GraphSession:
         def forget(_: Future[TaskRecord]) -> None:
             self._references.discard(reference)
             self._release([spec.call])
-            if not self._references and self._resting is None and self._driver is not None:
-                self._resting = self._loop.call_later(REST_SECONDS, self._rest)
+            self._rest_later()
 
         reference.future.add_done_callback(forget)
         needs = [each for each in after if isinstance(each, TaskRef)]
@@ -352,12 +354,10 @@ class GraphSession:
             return
         done = {need.key: need.future.result() for need in needs if need.key != spec.id}
         reference.batch = next(self._batches)
+        needed = [TaskSpec(id=key, call="") for key in done]
         batch = BatchSpec(
             id=reference.batch,
-            tasks=(
-                *(TaskSpec(id=key, call="") for key in done),
-                msgspec.structs.replace(spec, depends_on=tuple(done)),
-            ),
+            tasks=(*needed, msgspec.structs.replace(spec, depends_on=tuple(done))),
             done=tuple(msgspec.structs.replace(record, task=key) for key, record in done.items()),
             folder=f"results/{reference.batch}",
         )
@@ -376,8 +376,8 @@ class GraphSession:
 
     def _end_references(self) -> None:
         with self._submitting:
-            submitted, self._submitted, self._packs = self._submitted, [], None
-        for reference in [*self._references, *(reference for _, reference, _ in submitted)]:
+            submitted, self._submitted = self._submitted, []
+        for reference in [*self._references, *(reference for _, reference, *_ in submitted)]:
             reference.end(TaskRecord(task=reference.name, run=0, outcome="cancelled", error=CLOSED))
 
     def _release(self, names: Collection[str]) -> None:

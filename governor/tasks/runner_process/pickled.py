@@ -103,14 +103,19 @@ class PickleStore:
         packs = self.new_packs()
         for thing, label in zip(things, labels, strict=True):
             packs.add_object(thing, label)
-        return self.store_packs(packs)
+        return self.store_packs([packs])
 
-    def new_packs(self) -> PackBuilder:
-        """For callable objects, until `store_packs`."""
-        return PackBuilder(self._prefix)
+    def new_packs(self, classes: dict[type, tuple[str, bytes]] | None = None) -> PackBuilder:
+        """For callable objects, until `store_packs`. `classes` of the script that were pickled already; more are added."""
+        return PackBuilder(self._prefix, classes)
 
-    def store_packs(self, packs: PackBuilder) -> list[str]:
-        """Stores the objects that were added, and returns their names, as `name_many`. Calls into Ray."""
+    def store_packs(self, several: Iterable[PackBuilder]) -> list[str]:
+        """Stores the objects that were added, and returns their names, as `name_many`. Calls into Ray. After an error it may
+        be called again.
+        """
+        packs = self.new_packs()
+        for each in several:
+            packs.add_all(each)
         names = packs.close()
         for name, pickled in packs.pickles.items():
             self.store(name, pickled, uses=packs.uses[name])
@@ -153,8 +158,9 @@ class PickleStore:
 class PackBuilder:
     """Collects pickles in packs, and names them: a pack's name is a hash of its contents."""
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, classes: dict[type, tuple[str, bytes]] | None = None) -> None:
         self._prefix = prefix
+        self._classes = {} if classes is None else classes
         self._pickler = _Pickler(self._name_class)
         self._added: list[tuple[str, bytes]] = []
         self.kinds: list[str] = []
@@ -173,6 +179,13 @@ class PackBuilder:
         calls.require_callable(thing, label)
         self.add(DATA, thing, label)
         self.kinds.append(_kind(thing))
+
+    def add_all(self, other: PackBuilder) -> None:
+        """Adds the objects of another one, which is not closed."""
+        self._added += other._added  # its own class
+        self.kinds += other.kinds
+        self.pickles |= other.pickles
+        self.uses |= other.uses
 
     def add_call(self, call: Callable[..., Any] | str, known: dict[int, int]) -> int | str:
         """``module:attribute``, or the position of its name. Raises TypeError."""
@@ -201,7 +214,10 @@ class PackBuilder:
         return [names[position] for position in range(len(names))]
 
     def _name_class(self, kind: type) -> str:
-        name = self._store(CODE, cloudpickle_of(kind))
+        if kind not in self._classes:
+            pickled = cloudpickle_of(kind)
+            self._classes[kind] = self._store(CODE, pickled), pickled
+        name, self.pickles[name] = self._classes[kind]
         self.uses[name] = 1
         return name
 
