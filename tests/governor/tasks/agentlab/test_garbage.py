@@ -27,6 +27,14 @@ def test_older_objects_are_left_out_until_the_last_graph_has_ended():
     assert not gc.get_freeze_count()
 
 
+def test_garbage_of_a_graph_is_collected_although_another_begins():
+    with older_objects_spared():
+        frozen = gc.get_freeze_count()
+        garbage = [[] for _ in range(10_000)]
+        with older_objects_spared():
+            assert gc.get_freeze_count() < frozen + len(garbage)
+
+
 def test_it_ends_with_a_graph_that_fails():
     with pytest.raises(KeyboardInterrupt), older_objects_spared():
         raise KeyboardInterrupt
