@@ -122,6 +122,7 @@ class Serving:
                 pickled.forget()
                 self._cancellation.reset()
                 is_stale = calls.changed_since(self._began)
+                self._reports.begin_attempt(0)  # threads that are left have nothing to say to another driver
                 sock, self._reports.sock = self._reports.sock, _connect(driver)
                 sock.close()
         except OSError:  # the scheduler is gone, or user code has closed our descriptors
