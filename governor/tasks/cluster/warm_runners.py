@@ -106,17 +106,15 @@ class WarmRunners:
         self._is_registered = False
         self._is_closed = False
 
+    def is_open(self) -> bool:
+        """False if the interpreter ends: none is kept any more."""
+        with self._changed:
+            return self._is_open()
+
     def keep(self, runner: IdleRunner, *, seconds: float) -> bool:
         """Keeps it for so long; False if the interpreter ends."""
         with self._changed:
-            if not self._is_registered:
-                self._is_registered = True
-                try:
-                    # As for the session of `run_exp`: `atexit` is too late for what waits on threads.
-                    threading._register_atexit(self._close)  # type: ignore[attr-defined]  # noqa: SLF001  # as said above
-                except RuntimeError:
-                    self._is_closed = True
-            if self._is_closed:
+            if not self._is_open():
                 return False
             self._until[runner] = time.monotonic() + seconds
             if self._thread is None:
@@ -162,6 +160,16 @@ class WarmRunners:
         self._changed, self._thread = threading.Condition(), None  # the lock may be held
         return inherited
 
+    def _is_open(self) -> bool:
+        if not self._is_registered:
+            self._is_registered = True
+            try:
+                # As for the session of `run_exp`: `atexit` is too late for what waits on threads.
+                threading._register_atexit(self._close)  # type: ignore[attr-defined]  # noqa: SLF001  # as said above
+            except RuntimeError:
+                self._is_closed = True
+        return not self._is_closed
+
     def _close(self) -> None:
         with self._changed:
             self._is_closed = True
@@ -180,7 +188,10 @@ class WarmRunners:
                         self._thread = None
                         return
                     self._changed.wait(min(min(self._until.values()) - now, LOOK_SECONDS))
-            end_all(late)
+            try:
+                end_all(late)
+            except Exception:  # the thread goes on: others wait for it
+                log.exception("runner.end_failed", pids=[runner.pid for runner in late])
 
 
 def end_all(runners: Sequence[IdleRunner]) -> None:

@@ -198,7 +198,7 @@ class Runners:
         (self._folder / self._marker).unlink(missing_ok=True)
 
     def _keep(self, handle: RunnerHandle) -> bool:
-        if self._warm is None or self._keep_seconds <= 0:
+        if self._warm is None or self._keep_seconds <= 0 or not self._warm.is_open():
             return False
         kept = handle.keep(self._import_path)
         if kept is None:

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from governor.tasks import Scheduler, SchedulerConfig, execute_task_graph, release_runners
+from governor.tasks.cluster import warm_runners
 from governor.tasks.cluster.warm_runners import WARM
 from governor.tasks.runners import handle
 from tests.support.living import lives
@@ -172,6 +173,41 @@ def test_a_fork_has_none_of_them():
     os.close(write)
     assert kept() == pids
     assert pids_of(*both()) == pids
+
+
+class Kept:
+    def __init__(self, pid):
+        self.pid = pid
+
+
+def test_one_that_cannot_be_ended_does_not_keep_the_others(monkeypatch):
+    ended = threading.Event()
+
+    def end_all(runners):
+        if runners[0].pid == 1:
+            raise OSError("too many open files")
+        ended.set()
+
+    monkeypatch.setattr(warm_runners, "end_all", end_all)
+    warm = warm_runners.WarmRunners()
+    assert warm.keep(Kept(1), seconds=0)
+    first = warm._thread
+    assert warm.keep(Kept(2), seconds=0.5)
+    assert ended.wait(20)
+    if first is not None:
+        first.join(20)
+    assert warm._thread is None
+
+
+def test_none_is_let_go_of_once_the_interpreter_ends(monkeypatch):
+    """To end it then would hold up the driver's loop: those that are not kept are ended together."""
+    monkeypatch.setattr(WARM, "_is_registered", True)
+    monkeypatch.setattr(WARM, "_is_closed", True)
+    let_go = []
+    monkeypatch.setattr(handle.RunnerHandle, "keep", lambda *given: let_go.append(given))
+    pids = pids_of(*both())
+    assert not let_go
+    assert not any(map(lives, pids))
 
 
 # -- a program of a user ------------------------------------------------------------------------------------
