@@ -126,28 +126,9 @@ def first_actor(folder: str) -> dict[str, list[float]]:
     return {"first": [seconds_of(work)]}
 
 
-class Plain:
-    """The same for plain Ray."""
-
-    def __init__(self, ray: Any) -> None:
-        self._ray = ray
-
-        def nothing(*_: object) -> None:
-            return None
-
-        self._nothing = ray.remote(nothing)
-
-    def many(self, number: int) -> None:
-        self._ray.get([self._nothing.remote() for _ in range(number)])
-
-    def chain(self, length: int) -> None:
-        reference = self._nothing.remote()
-        for _ in range(length - 1):
-            reference = self._nothing.remote(reference)
-        self._ray.get(reference)
-
-
 def later_calls(folder: str) -> dict[str, list[float]]:
+    from bench_tasks import Plain  # not above: what it imports would be missing from the time of a first call
+
     plain = Plain(init_ray(folder))
     call(experiments(CPUS))
     each_alone(experiments(CPUS))
