@@ -9,6 +9,7 @@ Rules:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
@@ -126,11 +127,12 @@ def position_of(uid: str) -> int | None:
     return int(number) if number != uid and number.isdecimal() and len(number) < len(str(LARGEST)) else None
 
 
-class RunsTable:
+class RunsTable(ABC):
     """The questions about the runs. Each blocks; raises JournalError."""
 
+    @abstractmethod
     def _rows(self, question: str, parameters: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-        raise NotImplementedError
+        """The rows of an answer."""
 
     def _value(self, question: str, *parameters: Any) -> Any:
         """The only column of the first row; None where there is no row."""

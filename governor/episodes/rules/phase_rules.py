@@ -32,7 +32,9 @@ log = logs.get_logger()
 
 
 class PhaseRules:
-    """`schedule` assigns episodes; `figures` are those of all that have ended. `seconds_left` is the remaining wall-clock time in seconds, None without a limit."""
+    """`schedule` assigns episodes; `figures` are those of all that have ended. `seconds_left` is the remaining wall-clock time in
+    seconds, None without a limit.
+    """
 
     def __init__(self, command: StartSimulation) -> None:
         self._command = command
