@@ -17,6 +17,7 @@ import sysconfig
 from contextlib import suppress
 from functools import lru_cache, partial
 from importlib import import_module
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -115,11 +116,20 @@ def call_it(target: Any, *, args: Mapping[str, Any], offers: Mapping[str, Callab
                 raise TypeError(f"{brief(target)} {WITHOUT_RUN}")
             return _finish(built())
         return _finish(method(**arguments(method, {}, offers)))
-    function = _method(target) if not inspect.isroutine(target) else None
+    kind: Any = type(target)
+    function = None if _is_routine(kind) else _method(target)
     function = function or target
     if not callable(function):
         raise TypeError(f"{target!r} cannot be called")
     return _finish(function(**arguments(function, args, offers)))
+
+
+@lru_cache(maxsize=1024)
+def _is_routine(kind: type) -> bool:
+    """As `inspect.isroutine`, for objects of this class."""
+    return issubclass(kind, BuiltinFunctionType | FunctionType | MethodType) or (
+        hasattr(kind, "__get__") and not hasattr(kind, "__set__")
+    )
 
 
 def _method(thing: Any) -> Callable[..., Any] | None:
