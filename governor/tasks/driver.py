@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from governor.tasks.api import SchedulerConfig
-    from governor.tasks.runner_process.pickled import PickleStore
+    from governor.tasks.pickle_store import PickleStore
 
 log = logs.get_logger()
 
@@ -74,10 +74,12 @@ class Driver:
             stack.push_async_callback(cluster.disconnect)
             await cluster.connect()
             # Ray is imported by now, with its variables set
-            from governor.tasks.runner_process.pickled import PickleStore  # noqa: PLC0415  # as said above
+            from governor.tasks.pickle_store import PickleStore  # noqa: PLC0415  # as said above
+            from governor.tasks.runner_process.pickled import FOLDER  # noqa: PLC0415  # as said above
             from governor.tasks.runners.pool import Runners  # noqa: PLC0415  # as said above
 
-            pickle_store = PickleStore(cluster.namespace)
+            (pickles := scratch / FOLDER).mkdir()
+            pickle_store = PickleStore(cluster.namespace, pickles)
             stack.callback(cluster.call_unawaited, pickle_store.close)
             runners = Runners(
                 cluster=cluster,
@@ -87,6 +89,7 @@ class Driver:
                 import_path=[*config.import_path, *sys.path],
                 warm=WARM,
                 keep_seconds=config.idle_timeout,
+                before_remote=lambda: cluster.call(pickle_store.publish),
             )
             engine = Engine(
                 runners=runners,

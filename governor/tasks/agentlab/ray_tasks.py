@@ -121,7 +121,7 @@ def execute_task_graph(
 
     Raises:
         GraphError: duplicate or unknown ids, self-dependencies, cycles. TypeError: an experiment that cannot be sent.
-        ConductorError: no Ray to be had. Nothing was run in any of these cases.
+        ConductorError: no Ray to be had. OSError: no room for the experiments on the disk. Nothing was run in any of these cases.
     """
     experiments = list(exp_args_list)
     if not experiments:

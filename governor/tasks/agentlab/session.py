@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 
     from governor.tasks.driver import Driver
-    from governor.tasks.runner_process.pickled import PackBuilder
+    from governor.tasks.pickle_store import PackBuilder
 
 CLOSED: Final = "its session was closed"
 SETTLE_SECONDS: Final = 1.0

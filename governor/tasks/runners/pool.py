@@ -32,11 +32,11 @@ from governor.tasks.runners import remote_files
 from governor.tasks.runners.channel import RunnerListener
 from governor.tasks.runners.handle import RunnerHandle, ray_options
 from governor.tasks.runners.process import LocalProcess, RemoteProcess
-from governor.tasks.runners.states import Cause
+from governor.tasks.runners.states import Cause, RunnerState
 from governor.tasks.scheduling.events import RunnerGone, RunnerReady, Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Sequence
     from pathlib import Path
 
     from governor.tasks.cluster.cluster import Cluster
@@ -76,6 +76,7 @@ class Runners:
         mark: process mark of the daemon's child that owns them; their own marks are derived from it.
         warm: idle runners of this process, which are used again; None: no runner outlives `close`. keep_seconds: how long an
             idle runner is kept there after `close`.
+        before_remote: awaited before a runner on another machine is ready.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Runners:
         mark: int = kill_tree.UNMARKED,
         warm: WarmRunners | None = None,
         keep_seconds: float = 0.0,
+        before_remote: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.ids = count()
         self.listener: Listener
@@ -100,6 +102,7 @@ class Runners:
         self._import_path = tuple(import_path)
         self._warm = warm
         self._keep_seconds = keep_seconds
+        self._before_remote = before_remote
         self._working_folder = working_folder
         self._handles: dict[int, RunnerHandle] = {}
         self._plain_on: Counter[str] = Counter()
@@ -296,7 +299,21 @@ class Runners:
             self._plain_on[before] -= 1
             self._plain_on[handle.node] += 1
         if is_ready:
-            self.listener.runner_changed(RunnerReady(time.monotonic(), handle.id))
+            self._prepare(handle, is_local=connection.local)
+
+    def _prepare(self, handle: RunnerHandle, *, is_local: bool) -> None:
+        if is_local or self._before_remote is None:
+            self._announce(handle)
+        else:
+            handle.track(self._prepare_remote(handle, self._before_remote()), "prepare")
+
+    async def _prepare_remote(self, handle: RunnerHandle, before: Awaitable[None]) -> None:
+        await before
+        if handle.state is RunnerState.REMOTE:
+            self._announce(handle)
+
+    def _announce(self, handle: RunnerHandle) -> None:
+        self.listener.runner_changed(RunnerReady(time.monotonic(), handle.id))
 
     def _watch_node(self, node: str) -> None:
         if node not in self._node_watches:

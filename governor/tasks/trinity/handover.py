@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from governor.tasks.api import BatchId, SchedulerConfig, Task
-    from governor.tasks.runner_process.pickled import NamedTasks
+    from governor.tasks.pickle_store import NamedTasks
     from governor.tasks.trinity.views import TaskWrapper
 
 

@@ -1,4 +1,4 @@
-"""Submissions of batches to the engine, with the pickles that their tasks need in Ray's store.
+"""Submissions of batches to the engine, with the pickles that their tasks need.
 
 Rules:
 1. Pickles are stored before the submission begins, and deleted when it has ended with all its retries.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from governor.tasks.api import SchedulerConfig, Task
     from governor.tasks.driver import Driver
-    from governor.tasks.runner_process.pickled import NamedTasks
+    from governor.tasks.pickle_store import NamedTasks
     from governor.tasks.trinity.views import BatchView
 
 log = logs.get_logger()
@@ -124,7 +124,7 @@ class Submissions:
         try:
             await self._store(named, stored, over)
         except Exception as failure:  # noqa: BLE001  # Ray raises many types
-            error = f"its pickles cannot be stored in Ray: {type(failure).__name__}: {failure}"
+            error = f"its pickles cannot be stored: {type(failure).__name__}: {failure}"
         if not over.is_set():
             self.driver.engine.release(number, error=error)
         await over.wait()

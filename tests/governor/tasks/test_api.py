@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
 from governor.tasks import OverRollout, SchedulerConfig, Task
-from governor.tasks.runner_process.pickled import PickleStore
+from governor.tasks.pickle_store import PickleStore
 from governor.tasks.trinity.handover import specs_of
 
 NAN = math.nan
@@ -41,7 +42,7 @@ def test_settings(fields, message):
 
 
 def spec(task, **config):
-    named = PickleStore("test").name_tasks([task.call], [task.args])
+    named = PickleStore("test", Path()).name_tasks([task.call], [task.args])
     (found,) = specs_of([task], 0, config=SchedulerConfig(**config), named=named)
     return found
 

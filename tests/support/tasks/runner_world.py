@@ -139,6 +139,7 @@ async def open_world(cluster, folder, *, unix=True, working_folder=None):
     if not unix:
         hide(runners)
     world = World(runners)
+    world.sockets = sockets
     try:
         yield world
     finally:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -32,7 +34,7 @@ MORE = {"name": "a", "timeout": 60, "retries": 0, "resources": {}, "after": ()}
 
 
 class Large:
-    """Ray's store refuses it."""
+    """The disk has no room for it."""
 
     exp_id = "large"
 
@@ -43,25 +45,23 @@ class Large:
         raise AssertionError
 
 
-def test_an_experiment_that_ray_refuses_ends_alone(monkeypatch):
-    from ray.experimental import internal_kv
+def test_an_experiment_that_cannot_be_stored_ends_alone(monkeypatch):
+    write = Path.write_bytes
 
-    put = internal_kv._internal_kv_put
-
-    def refuse(name, pickled, **more):
+    def refuse(path, pickled):
         if b"refused" * 10 in pickled:
-            raise ValueError("too large")
-        return put(name, pickled, **more)
+            raise OSError(errno.ENOSPC, "no space", str(path))
+        return write(path, pickled)
 
     session = GraphSession.shared()
     assert run_exp.remote(Exp("warm", "give", 0)).outcome() == 0
-    monkeypatch.setattr(internal_kv, "_internal_kv_put", refuse)
+    monkeypatch.setattr(Path, "write_bytes", refuse)
     hold = threading.Event()
     session._loop.call_soon_threadsafe(hold.wait)  # all three are sent together
     sent = [run_exp.remote(each) for each in (Exp("a", "give", 1), Large(), Exp("b", "give", 2))]
     hold.set()
     assert [sent[0].outcome(), sent[2].outcome()] == [1, 2]
-    assert str(sent[1].outcome().record.error) == "it cannot be sent: ValueError: too large"
+    assert "it cannot be sent: OSError: [Errno 28] no space: '" in sent[1].outcome().record.error
     until(lambda: not session._references)
 
 
@@ -90,7 +90,7 @@ def test_others_go_on_while_one_is_pickled():
 
 
 def test_one_that_is_sent_while_its_session_closes_is_refused(monkeypatch):
-    from governor.tasks.runner_process.pickled import PackBuilder
+    from governor.tasks.pickle_store import PackBuilder
 
     session = GraphSession(SchedulerConfig(grace=0.2))
     session.open()

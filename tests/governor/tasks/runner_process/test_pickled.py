@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from functools import partial
 
 import pytest
 import pytest_asyncio
 
+from governor.tasks.pickle_store import PickleStore
 from governor.tasks.protocol.values import DEEPEST
 from governor.tasks.protocol.wire import Loading
 from governor.tasks.runner_process import calls, pickled
-from governor.tasks.runner_process.pickled import CACHE_BYTES, PickleStore, fetch
+from governor.tasks.runner_process.pickled import CACHE_BYTES, FOLDER, fetch
 from tests.support.tasks.runner_world import open_world
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
@@ -24,9 +26,13 @@ async def world(harness, tmp_path_factory):
 
 
 @pytest.fixture
-def names(harness):
-    names = Names(harness.cluster.namespace)
+def names(harness, world):
+    folder = world.sockets / FOLDER
+    folder.mkdir(exist_ok=True)
+    names = Names(harness.cluster.namespace, folder)
+    pickled.serve(folder)
     yield names
+    pickled.serve(None)
     names.close()
 
 
@@ -202,18 +208,37 @@ async def test_only_the_first_of_a_kind_says_that_it_loads(world, names):
     world.give_back(runner)
 
 
-async def test_what_is_stored_is_deleted_at_the_end(harness, world):
-    names = Names(harness.cluster.namespace)
-    called, (_, key) = names.name_call(lambda: 1), names.name_args({"x": {1}})
+async def test_what_is_not_there_any_more_fails_with_the_reason(world, names):
+    called = names.name_call(lambda: 1)
     assert await value(world, called) == 1
-    names.close()
-    assert all(
-        pickled.internal_kv._internal_kv_get(n.split("#")[1], namespace=b"governor-tasks") is None
-        for n in (called, key)
-    )
     (over,) = await world.run(called.replace("code/", "code/0"))
     assert "LookupError" in over.error
     assert "its driver has ended" in over.error
+
+
+async def test_runners_elsewhere_get_what_was_stored_before_and_after_the_first_of_them(harness, tmp_path):
+    async with open_world(harness.cluster, tmp_path, unix=False) as elsewhere:
+        names = Names(harness.cluster.namespace, tmp_path)
+        before, released = names.name_call(lambda: 1), names.name_many([Counter(5)], ["a"])
+        (over,) = await elsewhere.run(before)
+        assert "is not in Ray's store any more" in over.error
+        names.publish()
+        names.publish()
+        after = names.name_call(lambda: 2)
+        assert [await value(elsewhere, name) for name in (before, after, *released)] == [1, 2, 6]
+        names.release_names(released)
+        names.close()
+        for name in (before, after, *released):
+            assert (
+                pickled.internal_kv._internal_kv_get(name.split("#")[1], namespace=b"governor-tasks") is None
+            )
+
+
+async def test_a_disk_without_room_is_named(names, tmp_path):
+    names._folder = tmp_path / "missing"
+    with pytest.raises(FileNotFoundError, match="missing"):
+        names.name_call(lambda: 1)
+    assert not names._references
 
 
 async def test_equal_things_are_stored_once_until_all_have_released_them(names, monkeypatch):
@@ -277,3 +302,66 @@ async def test_objects_that_fail_to_load_fail_their_task_only(world, names):
     (over,) = await world.run(names.name_call(Bad()))
     assert over.error == "the task called sys.exit(3)"
     assert await value(world, names.name_call(lambda: 1)) == 1
+
+
+class Linked(Counter):
+    def __init__(self, n):
+        super().__init__(n)
+        self.me = self if n % 2 else None
+
+    def run(self):
+        return [self.n, self.me is self]
+
+
+class Slotted(Counter):
+    __slots__ = ("extra",)
+
+    def __init__(self, n):
+        super().__init__(n)
+        self.extra = n * 10
+
+    def run(self):
+        return [self.n, self.extra]
+
+
+class Stated(Counter):
+    def __getstate__(self):
+        return {"n": self.n + 100}
+
+    def run(self):
+        return [self.n]
+
+
+class Calling(Counter):
+    def __init__(self, n):
+        super().__init__(n)
+        self.double = lambda: 2 * n
+
+    def run(self):
+        return [self.n, self.double()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (Counter, lambda n: n + 1),
+        (Linked, lambda n: [n, bool(n % 2)]),
+        (Slotted, lambda n: [n, n * 10]),
+        (Stated, lambda n: [n + 100]),
+        (Calling, lambda n: [n, 2 * n]),
+    ],
+)
+async def test_many_objects_of_a_class_arrive_as_one_does(world, names, kind, expected):
+    named = names.name_many([kind(n) for n in range(5)], list("abcde"))
+    assert [await value(world, name) for name in named] == [expected(n) for n in range(5)]
+
+
+async def test_an_object_of_a_class_is_pickled_as_the_standard_library_does(names):
+    """The third and later ones are put together from a common start and their attributes."""
+    packs = names.new_packs()
+    things = [Counter([n, {"text": "ä" * n}, (n, None)]) for n in range(5)]
+    for thing in things:
+        packs.add_object(thing, "c")
+    found = [pickle.loads(pickled) for _, pickled in packs._added]
+    assert [type(each) for each in found] == [Counter] * 5
+    assert [vars(each) for each in found] == [vars(each) for each in things]

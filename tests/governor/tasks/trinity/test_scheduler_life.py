@@ -74,7 +74,7 @@ async def test_what_cannot_be_stored_fails_with_the_reason(scheduler, monkeypatc
         patch.setattr(scheduler.submissions.driver.pickle_store, "store", full)
         scheduler.schedule([Task(lambda: 1, id="a"), Task("deeds:nothing", id="b", depends_on=["a"])], 1)
         statuses = {each.task_id: each for each in await within(5, scheduler.get_statuses(1))}
-    assert "cannot be stored in Ray: OSError: no room" in statuses["a"].message
+    assert "cannot be stored: OSError: no room" in statuses["a"].message
     assert "upstream_failed" in statuses["b"].message
 
 
