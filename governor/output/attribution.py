@@ -1,0 +1,149 @@
+"""What a thread, or an asyncio task, is doing: the episode or the attempt of a task that its output belongs to.
+
+Rules:
+1. Python's own output bears the fields of its thread. A thread of user code that has none bears those of the process.
+2. Raw bytes (C code, subprocesses) belong to what the process does, if that is one thing: while two are under way they belong
+   to neither.
+3. `begin` costs no write where nothing was printed: what the process does now, and from which offset of its spools on, is in
+   a page that is shared with the collector (``.now``). Before it is replaced, a mark in each spool that got raw bytes meanwhile
+   says the same for good.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import zlib
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final
+
+from governor.output import spool
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PAGE_BYTES: Final = 4096
+_HEAD: Final = struct.Struct("<II")
+"""Length and CRC of what follows: the offset of each spool, and a fragment."""
+_SINCE: Final = struct.Struct("<QQ")
+
+
+class Attribution:
+    """One for each thread or asyncio task that plays episodes or runs tasks, one after the other."""
+
+    def __init__(self) -> None:
+        self.fields = b""
+
+    def begin(self, **fields: str | float) -> None:
+        """The output of the calling thread (or asyncio task) and of what it calls belongs to `fields` from now on.
+
+        Keys: `phase`, `episode`, `evaluation`; `task`, `run`, `attempt`.
+        """
+        if _process is not None:
+            self.fields = spool.fragment(**fields)
+            _thread.set(self)
+            _process.begin(self)
+
+    def end(self) -> None:
+        """Its output belongs to nothing in particular."""
+        if _process is not None:
+            self.fields = b""
+            _process.end(self)
+
+
+class ProcessAttribution:
+    """What this process does; None where its output is not captured."""
+
+    def __init__(self, descriptors: tuple[int, int], page: Path | None) -> None:
+        self.tagged = [0, 0]
+        """Bytes that this process has written as records, to each spool: the others are raw."""
+        self.fields = b""
+        self._spools = descriptors
+        self._active: dict[Attribution, None] = {}
+        self._since = (0, 0)
+        self._page: mmap.mmap | None = None
+        if page is not None:
+            with page.open("x+b") as file:
+                file.truncate(PAGE_BYTES)
+                self._page = mmap.mmap(file.fileno(), PAGE_BYTES)
+            self._show()
+
+    def begin(self, one: Attribution) -> None:
+        if one not in self._active:
+            self._active[one] = None
+        self._switch(one.fields if len(self._active) == 1 else b"")
+
+    def end(self, one: Attribution) -> None:
+        self._active.pop(one, None)
+        try:
+            self._switch(next(iter(self._active)).fields if len(self._active) == 1 else b"")
+        except (StopIteration, RuntimeError):  # another thread has changed it meanwhile
+            self._switch(b"")
+
+    def _switch(self, fields: bytes) -> None:
+        if fields == self.fields:
+            return
+        sizes = (os.lseek(self._spools[0], 0, os.SEEK_END), os.lseek(self._spools[1], 0, os.SEEK_END))
+        old, self.fields = self.fields, fields
+        tagged, self.tagged = self.tagged, [0, 0]
+        for index in (0, 1):
+            if sizes[index] - self._since[index] != tagged[index]:
+                self._write(index, spool.mark(old, self._since[index]))
+            if self._page is None:
+                self._write(index, spool.mark(fields))
+        self._since = sizes
+        self._show()
+
+    def _write(self, index: int, data: bytes) -> None:
+        try:
+            self.tagged[index] += os.write(self._spools[index], data)
+        except OSError:  # a full disk: the lines around it are lost, too
+            return
+
+    def _show(self) -> None:
+        if self._page is not None:
+            body = _SINCE.pack(*self._since) + self.fields
+            self._page[: _HEAD.size + len(body)] = _HEAD.pack(len(body), zlib.crc32(body)) + body
+
+    def use(self, descriptors: tuple[int, int]) -> None:
+        """Its spools have these descriptors now."""
+        self._spools = descriptors
+
+    def leave(self) -> None:
+        """For a forked child: the page is its parent's."""
+        self._page = None
+
+
+def read_page(data: bytes) -> tuple[tuple[int, int], bytes] | None:
+    """The offset of each spool, and the fragment that raw bytes behind it belong to; None while it is being written."""
+    if len(data) < _HEAD.size:
+        return None
+    length, crc = _HEAD.unpack_from(data)
+    body = data[_HEAD.size : _HEAD.size + length]
+    if length < _SINCE.size or zlib.crc32(body) != crc:
+        return None
+    return _SINCE.unpack_from(body), body[_SINCE.size :]
+
+
+_process: ProcessAttribution | None = None
+_thread: ContextVar[Attribution | None] = ContextVar("attribution", default=None)
+
+
+def use(process: ProcessAttribution | None) -> None:
+    """Called once, by `capture`."""
+    global _process  # noqa: PLW0603  # descriptors 1 and 2 belong to the process, too
+    _process = process
+
+
+def process_attribution() -> ProcessAttribution | None:
+    """That of this process."""
+    return _process
+
+
+def current() -> bytes:
+    """The fragment of the calling thread."""
+    mine = _thread.get()
+    if mine is not None:
+        return mine.fields
+    return _process.fields if _process is not None else b""

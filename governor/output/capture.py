@@ -1,0 +1,245 @@
+"""The process' side: its standard output and standard error go to spools from now on.
+
+Rules:
+1. Descriptors 1 and 2 are spools: what C code and subprocesses print is there when their `write` returns.
+2. `sys.stdout` and `sys.stderr` write records: whole lines, and what is held of a line when it is flushed. Where user code has
+   sent a descriptor elsewhere (`os.dup2`), they write there, and no records; where it has closed it, to the spool.
+3. Loggers: what a `StreamHandler` of user code prints bears level and logger; where nobody has set up `logging`, each record that its
+   logger lets through is printed. Warnings are records of the logger `py.warnings`.
+4. Nothing here raises or waits: with a full disk lines are lost, and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import logging
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+from governor.logs import TolerantOutput
+from governor.output import attribution, spool
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SUFFIXES: Final = tuple(spool.STREAMS)
+HELD_CHARACTERS: Final = 8192
+"""Of a line that is not over; more of it is written."""
+_LINE_BUFFERED: Final = 1
+"""_IOLBF of libc."""
+
+_record = threading.local()
+"""`fields`: level and logger of the record that a handler is printing in this thread."""
+_forked = b""
+"""In a fork of user code: its pid, as a fragment."""
+_outputs: list[Output] = []
+_kept: list[object] = []
+"""Streams that would close their descriptor if they were collected."""
+
+
+class Output(TolerantOutput):
+    """`sys.stdout` or `sys.stderr`; `index` is 0 or 1."""
+
+    def __init__(self, index: int, descriptor: int) -> None:
+        super().__init__(
+            os.fdopen(index + 1, "wb", closefd=False),
+            encoding="utf-8",
+            errors="backslashreplace",
+            line_buffering=True,
+        )
+        self.index = index
+        self.spool = descriptor
+        self.is_captured = True
+        self._identity = (0, 0)
+        self.identify()
+        self._held: dict[int, tuple[bytes, str]] = {}
+        self._unfinished: set[int] = set()
+        """Threads whose last record is a part of a line."""
+        self._lost = 0
+
+    def identify(self) -> None:
+        """Its spool is a new one."""
+        status = os.fstat(self.spool)
+        self._identity = (status.st_dev, status.st_ino)
+        self.is_captured = True
+
+    def write(self, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        thread = threading.get_ident()
+        fields, held = self._held.pop(thread, (b"", ""))
+        whole, newline, rest = text.rpartition("\n")
+        if newline:
+            self._put(thread, fields or self._fields(), held + whole, more=False)
+            fields, held = b"", ""
+        held += rest
+        if len(held) > HELD_CHARACTERS:
+            self._put(thread, fields or self._fields(), held, more=True)
+        elif held:
+            self._held[thread] = (fields or self._fields(), held)
+        return len(text)
+
+    def flush(self) -> None:
+        while self._held:
+            try:
+                thread, (fields, held) = self._held.popitem()
+            except KeyError:  # another thread was faster
+                break
+            self._put(thread, fields, held, more=True)
+        super().flush()
+
+    def forget(self) -> None:
+        """In a fork: what is held is its parent's."""
+        self._held.clear()
+        self._unfinished.clear()
+
+    def _fields(self) -> bytes:
+        return _forked + attribution.current() + getattr(_record, "fields", b"")
+
+    def _put(self, thread: int, fields: bytes, text: str, *, more: bool) -> None:
+        data = text.encode("utf-8", "backslashreplace")
+        try:
+            status = os.fstat(self.index + 1)
+            is_spool = self.is_captured and (status.st_dev, status.st_ino) == self._identity
+        except OSError:  # user code has closed it
+            is_spool = self.is_captured
+        if not is_spool:
+            with contextlib.suppress(OSError, ValueError):
+                self.buffer.write(data if more else data + b"\n")
+                self.buffer.flush()
+            return
+        if more or thread in self._unfinished:
+            fields += b'"part":%d,"more":1,' % thread if more else b'"part":%d,' % thread
+            (self._unfinished.add if more else self._unfinished.discard)(thread)
+        if self._lost:
+            fields += b'"lost":%d,' % self._lost
+        try:
+            written = os.write(self.spool, spool.record(fields, data))
+        except OSError:
+            self._lost += data.count(b"\n") + 1
+            return
+        self._lost = 0
+        process = attribution.process_attribution()
+        if process is not None and not _forked:
+            process.tagged[self.index] += written
+
+
+class _LastHandler(logging.StreamHandler[Any]):
+    """For records of loggers without a handler, instead of the standard library's, which prints warnings alone."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
+
+
+_emit = logging.StreamHandler.emit
+
+
+def _emit_with_fields(handler: logging.StreamHandler[Any], record: logging.LogRecord) -> None:
+    outer = getattr(_record, "fields", b"")
+    _record.fields = spool.fragment(level=record.levelname.lower(), logger=record.name)
+    try:
+        _emit(handler, record)
+    finally:
+        _record.fields = outer
+
+
+def capture(folder: Path, *, conductor: str, has_page: bool = True) -> int | None:
+    """Redirects this process, and what it starts, to new spools in `folder` (`spool.folder_of`); again in a process whose output
+    is captured already: to other ones.
+
+    Returns a duplicate of its former standard error, for our own log; None if there was none. `has_page`: the collector sees
+    this process' shared memory, as on the same machine. Raises OSError, and has changed nothing then.
+    """
+    stem = spool.new_stem(conductor)
+    with contextlib.ExitStack() as made:
+        spools = []
+        for suffix in SUFFIXES:
+            spools.append(spool.create(folder, stem, suffix))
+            made.callback(os.close, spools[-1])
+        page = folder / f"{stem}.{spool.NOW}" if has_page else None
+        process = attribution.ProcessAttribution((spools[0], spools[1]), page)
+        made.pop_all()
+    try:
+        former: int | None = os.dup(2)
+    except OSError:
+        former = None
+    if _outputs:
+        process.use(_redirect_again(spools))
+    else:
+        _redirect(spools)
+    attribution.use(process)
+    return former
+
+
+def release(descriptor: int) -> None:
+    """The output of a captured process goes to `descriptor` from now on, as it is; its spools are complete. Threads of user code may
+    print on meanwhile.
+    """
+    flush()
+    attribution.use(None)
+    _redirect_again([spool.above_streams(os.dup(descriptor)) for _ in _outputs])
+    for output in _outputs:
+        output.is_captured = False
+
+
+def _redirect(spools: list[int]) -> None:
+    for index, (name, descriptor) in enumerate(zip(("stdout", "stderr"), spools, strict=True)):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            getattr(sys, name).flush()
+        os.dup2(descriptor, index + 1)
+        _kept.extend((getattr(sys, name), getattr(sys, f"__{name}__")))
+        output = Output(index, descriptor)
+        _outputs.append(output)
+        setattr(sys, name, output)
+        setattr(sys, f"__{name}__", output)
+    logging.StreamHandler.emit = _emit_with_fields  # type: ignore[method-assign, assignment]
+    logging.lastResort = _LastHandler()
+    logging.captureWarnings(capture=True)
+    faulthandler.enable(file=spools[1])
+    os.register_at_fork(after_in_child=_after_fork)
+    with contextlib.suppress(ValueError):  # another libc
+        libc = ctypes.CDLL(None)
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _LINE_BUFFERED, ctypes.c_size_t(0))
+
+
+def _redirect_again(descriptors: list[int]) -> tuple[int, int]:
+    """Streams and handlers of user code hold the `Output`s, and faulthandler a descriptor: these stay. Returns the descriptors."""
+    flush()
+    for output, descriptor in zip(_outputs, descriptors, strict=True):
+        os.dup2(descriptor, output.index + 1)
+        os.dup2(descriptor, output.spool, inheritable=False)
+        os.close(descriptor)
+        output.identify()
+    return _outputs[0].spool, _outputs[1].spool
+
+
+def logger() -> logging.Logger:
+    """What user code gets as `context.log`: every level is printed."""
+    one = logging.getLogger("context")
+    one.setLevel(logging.DEBUG)
+    return one
+
+
+def flush() -> None:
+    """Writes what is held of lines that are not over."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # user code may have put anything there
+            stream.flush()
+
+
+def _after_fork() -> None:
+    global _forked  # noqa: PLW0603  # as of `attribution`
+    _forked = spool.fragment(pid=os.getpid())
+    if (process := attribution.process_attribution()) is not None:
+        process.leave()
+    for stream in (sys.__stdout__, sys.__stderr__):
+        if isinstance(stream, Output):
+            stream.forget()
