@@ -24,11 +24,13 @@ from governor.logs import TolerantOutput
 from governor.output import attribution, spool
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 SUFFIXES: Final = tuple(spool.STREAMS)
 HELD_CHARACTERS: Final = 8192
 """Of a line that is not over; more of it is written."""
+WRITE_BYTES: Final = 1 << 20
 _LINE_BUFFERED: Final = 1
 """_IOLBF of libc."""
 
@@ -112,20 +114,49 @@ class Output(TolerantOutput):
                 self.buffer.write(data if more else data + b"\n")
                 self.buffer.flush()
             return
-        if more or thread in self._unfinished:
-            fields += b'"part":%d,"more":1,' % thread if more else b'"part":%d,' % thread
-            (self._unfinished.add if more else self._unfinished.discard)(thread)
         if self._lost:
-            fields += b'"lost":%d,' % self._lost
+            fields = b'%b"lost":%d,' % (fields, self._lost)
+        written, process = 0, attribution.process_attribution()
         try:
-            written = os.write(self.spool, spool.record(fields, data))
+            for records in self._records(thread, fields, data, more=more):
+                written += os.write(self.spool, records)
+            self._lost = 0
         except OSError:
             self._lost += data.count(b"\n") + 1
-            return
-        self._lost = 0
-        process = attribution.process_attribution()
         if process is not None and not _forked:
             process.tagged[self.index] += written
+
+    def _records(self, thread: int, fields: bytes, data: bytes, *, more: bool) -> Iterator[bytes]:
+        """What is to be written, in portions of `WRITE_BYTES`."""
+        records: list[bytes] = []
+        size = 0
+        *lines, last = data.split(b"\n")
+        for number, line in enumerate((*lines, last)):
+            is_over = number < len(lines) or not more
+            start = 0
+            while len(line) - start > spool.LINE_BYTES or not is_over:
+                self._unfinished.add(thread)
+                text = line[start : start + spool.LINE_BYTES]
+                records.append(spool.record(b'%b"part":%d,"more":1,' % (fields, thread), text))
+                start += len(text)
+                size += len(text)
+                if start >= len(line) and not is_over:
+                    break
+                if size > WRITE_BYTES:
+                    yield b"".join(records)
+                    records, size = [], 0
+            if is_over:
+                part = b""
+                if thread in self._unfinished:
+                    self._unfinished.discard(thread)
+                    part = b'"part":%d,' % thread
+                records.append(spool.record(fields + part, line[start:] if start else line))
+                size += len(line)
+            if size > WRITE_BYTES:
+                yield b"".join(records)
+                records, size = [], 0
+        if records:
+            yield b"".join(records)
 
 
 class _LastHandler(logging.StreamHandler[Any]):
@@ -221,10 +252,13 @@ def _redirect_again(descriptors: list[int]) -> tuple[int, int]:
     return _outputs[0].spool, _outputs[1].spool
 
 
-def logger() -> logging.Logger:
-    """What user code gets as `context.log`: every level is printed."""
-    one = logging.getLogger("context")
-    one.setLevel(logging.DEBUG)
+def logger(name: str = "context") -> logging.Logger:
+    """What user code gets as `context.log`: every level is printed, however it has set up `logging`."""
+    one = logging.getLogger(name)
+    if not one.handlers:
+        one.setLevel(logging.DEBUG)
+        one.propagate = False
+        one.addHandler(_LastHandler())
     return one
 
 

@@ -7,10 +7,10 @@ Rules:
 3. Each writer holds a shared lock (flock) on it, which its descendants inherit with the descriptor: when nobody holds one,
    nobody will write to it again.
 4. Bytes outside of records are raw: of C code, of subprocesses. Python writes *records*, one write for each:
-   ``RECORD {JSON} TEXT line NEWLINE``, or with ``"n"`` in the JSON so many bytes instead of a line. Keys of the JSON: `at`, `level`,
-   `logger`, `pid` (if it is not that of the name), the fields of an attribution; `part` (a thread: this text goes on where
-   its last one ended) with `more` (the line is not over); `lost` (lines that could not be written before).
-5. A record with `mark` has no text: raw bytes from the offset `since` on (without: behind this record) belong to its fields.
+   ``RECORD {JSON} TEXT line NEWLINE``. Keys of the JSON: `at`, `level`, `logger`, `pid` (if it is not that of the name), the fields of
+   an attribution; `part` (a thread: this text goes on where its last one ended) with `more` (the line is not over); `lost` (lines
+   that could not be written before).
+5. A record with `mark` has no text: raw bytes from the offset `since` up to it (without: those behind it) belong to its fields.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ STREAMS: Final = {"out": "stdout", "err": "stderr"}
 NOW: Final = "now"
 RECORD: Final = b"\x1e"
 TEXT: Final = b"\x1f"
+LINE_BYTES: Final = 16 << 10
+"""The text of a record; longer lines have several."""
 
 
 def folder_of(run_folder: Path | str) -> Path:
@@ -64,7 +66,7 @@ def create(folder: Path, stem: str, suffix: str) -> int:
 
 def above_streams(descriptor: int) -> int:
     """Another descriptor in its place if it is 0, 1 or 2, because user code has closed that."""
-    if descriptor > 2:  # noqa: PLR2004  # standard error
+    if descriptor > 2:  # standard error
         return descriptor
     other = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
     os.close(descriptor)
@@ -80,9 +82,7 @@ def fragment(**fields: str | float) -> bytes:
 
 
 def record(fields: bytes, text: bytes) -> bytes:
-    """One line, or several if `text` has newlines inside. `fields`: a fragment."""
-    if b"\n" in text:
-        return b'%b{%b"n":%d,"at":%.6f}%b%b\n' % (RECORD, fields, len(text), time.time(), TEXT, text)
+    """`fields`: a fragment; `text` is one line."""
     return b'%b{%b"at":%.6f}%b%b\n' % (RECORD, fields, time.time(), TEXT, text)
 
 

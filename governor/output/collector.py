@@ -1,0 +1,182 @@
+"""The collector: a thread of the daemon that turns the spools of the runs at work into lines.
+
+Rules:
+1. It looks at all spools several times a second while a run is at work; a line is in the run's files within half a second.
+2. Each process has a rate, of lines and of bytes. Of what it writes beyond it the newest is read, the rest is skipped and
+   counted. All processes together have a rate of lines, too, so that the daemon's time is bounded.
+3. What was read is freed on disk at once. Where the file system cannot do that, a spool that was read to its end is emptied.
+4. A spool that nobody holds open any more is read to its end and removed. So are those that an earlier daemon left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Final, Protocol
+
+from governor import logs
+from governor.output import spool
+from governor.output.run_files import RunFiles
+from governor.output.spool_reader import SpoolReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from governor.messages import OutputLine
+
+TICK_SECONDS: Final = 0.2
+LINES_PER_SECOND: Final = 10_000
+"""Of all processes together."""
+
+log = logs.get_logger()
+
+
+class OutputLimits(Protocol):
+    """Bytes that the lines of a run may take; lines and bytes a second of each stream of a process."""
+
+    run_bytes: int
+    lines_per_second: int
+    bytes_per_second: int
+
+
+class _Run:
+    def __init__(self, folder: Path, limits: OutputLimits) -> None:
+        self.folder = folder
+        self.spools: dict[str, SpoolReader] = {}
+        self.files = RunFiles(folder.parent, limit=limits.run_bytes)
+        self.is_ending = False
+        self.ended = threading.Event()
+
+
+class Collector:
+    """`begin` and `end` a run; `close` ends the thread. `limits` returns those that count now. All methods can be called in any
+    thread.
+    """
+
+    def __init__(self, limits: Callable[[], OutputLimits]) -> None:
+        self._limits = limits
+        self._runs: dict[str, _Run] = {}
+        self._lock = threading.RLock()
+        self._wake = threading.Event()
+        self._closed = False
+        self._loud = 1
+        self._thread = threading.Thread(target=self._work, name="output", daemon=True)
+        self._thread.start()
+
+    def begin(self, run_folder: Path) -> None:
+        """Collects the output of a run from now on, and what an earlier daemon has left of it. Raises OSError."""
+        folder = spool.folder_of(run_folder)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._lock:
+            self._runs[run_folder.name] = _Run(folder, self._limits())
+        self._wake.set()
+
+    def end(self, uid: str) -> None:
+        """Returns when all output of the run is in its files: its processes have exited."""
+        with self._lock:
+            run = self._runs.get(uid)
+            if run is None:
+                return
+            run.is_ending = True
+        self._wake.set()
+        run.ended.wait()
+
+    def collect_left(self, runs_folder: Path) -> None:
+        """What an earlier daemon has left of runs that are not at work now."""
+        for folder in runs_folder.glob(f"*/logs/{spool.FOLDER}"):
+            with self._lock:
+                if folder.parts[-3] in self._runs:
+                    continue
+            with contextlib.suppress(OSError):
+                self.begin(folder.parents[1])
+                self.end(folder.parts[-3])
+
+    def is_collecting(self, uid: str) -> bool:
+        """Whether lines of the run may follow."""
+        return uid in self._runs
+
+    def unfinished(self, uid: str) -> list[OutputLine]:
+        """The lines of a run that are being written: progress bars."""
+        with self._lock:
+            run = self._runs.get(uid)
+            spools = [] if run is None else list(run.spools.values())
+            return [line for reader in spools for line in reader.lines.unfinished]
+
+    def close(self) -> None:
+        """What is unread stays for the next daemon."""
+        self._closed = True
+        self._wake.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while not self._closed:
+            if self._wake.wait(TICK_SECONDS if self._runs else None):
+                self._wake.clear()
+            loud = 0
+            for uid, run in list(self._runs.items()):
+                try:
+                    loud += self._look_at(uid, run)
+                except (
+                    OSError
+                ) as error:  # a disk that fails, or the run's folder was removed: its own watch reports that
+                    log.warning("output.not_collected", run=uid, reason=str(error))
+                    self._forget(uid, run)
+                except Exception:
+                    log.exception("output.failed", run=uid)
+                    self._forget(uid, run)
+            self._loud = max(loud, 1)
+        for uid, run in list(self._runs.items()):
+            self._forget(uid, run)
+
+    def _look_at(self, uid: str, run: _Run) -> int:
+        """Returns how many spools have grown faster than their rate."""
+        with self._lock:
+            limits = self._limits()
+            is_ending = run.is_ending
+            self._find_spools(run, limits)
+            now = time.time()
+            lines: dict[str, list[OutputLine]] = {}
+            loud = 0
+            for name, reader in list(run.spools.items()):
+                reader.lines_per_second = min(limits.lines_per_second, LINES_PER_SECOND // self._loud)
+                found = reader.read(now)
+                loud += reader.is_at_its_rate
+                if is_ending or reader.is_over():
+                    found += reader.finish(now)
+                    del run.spools[name]
+                if found:
+                    lines.setdefault(reader.conductor, []).extend(found)
+            for conductor, found in lines.items():
+                found.sort(key=lambda line: line.at)
+                run.files.append(conductor, found)
+            if is_ending:
+                self._forget(uid, run)
+                with contextlib.suppress(OSError):
+                    run.folder.rmdir()
+            return loud
+
+    def _find_spools(self, run: _Run, limits: OutputLimits) -> None:
+        with os.scandir(run.folder) as entries:
+            names = [entry.name for entry in entries]
+        for name in names:
+            path = run.folder / name
+            if name in run.spools or name.startswith(".") or path.suffix[1:] not in spool.STREAMS:
+                continue
+            with contextlib.suppress(OSError, ValueError):  # ValueError: no name of ours
+                run.spools[name] = SpoolReader(
+                    path,
+                    lines_per_second=limits.lines_per_second,
+                    bytes_per_second=limits.bytes_per_second,
+                )
+
+    def _forget(self, uid: str, run: _Run) -> None:
+        with self._lock:
+            if self._runs.get(uid) is run:
+                del self._runs[uid]
+            for reader in run.spools.values():
+                reader.close()
+            run.spools.clear()
+            run.ended.set()

@@ -1,0 +1,253 @@
+"""Bytes of one spool become lines: pure, fed by `collector`.
+
+Rules:
+1. A line ends with a newline. Of one that is redrawn (carriage returns, as of progress bars) the last state counts.
+2. A line that is not over is given in parts: after a second, then ever more seldom, or at 16 KiB. One that is redrawn is given when it
+   is over; until then it is `unfinished`.
+3. What looks like a record and is none is raw.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+import msgspec
+
+from governor.messages import OutputLine
+from governor.output import spool
+
+PARTIAL_SECONDS: Final = 1.0
+LONGEST_WAIT: Final = 32.0
+"""Seconds between two parts of a line."""
+REST_BYTES: Final = spool.LINE_BYTES + 4096
+"""Longest record."""
+_MARKS: Final = re.compile(rb'\x1e(\{[^\x1f\n]*"mark":1\})\x1f\n')
+
+
+class Header(msgspec.Struct, frozen=True):
+    """The JSON of a record (`spool`)."""
+
+    at: float = 0.0
+    level: str = ""
+    logger: str = ""
+    pid: int | None = None
+    part: int | None = None
+    more: int = 0
+    lost: int = 0
+    mark: int = 0
+    since: int | None = None
+    task: str = ""
+    run: int | None = None
+    attempt: int | None = None
+    phase: str = ""
+    episode: int | None = None
+    evaluation: int | None = None
+
+
+class Page(NamedTuple):
+    """What the process was doing after the data were read, from an offset of this spool on."""
+
+    since: int
+    header: Header
+
+
+_decode: Final = msgspec.json.Decoder(Header).decode
+_NOTHING: Final = Header()
+
+
+def header_of(data: bytes) -> Header | None:
+    """None for what is not the JSON of a record."""
+    try:
+        return _decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+class _Unfinished:
+    """A line that is not over."""
+
+    __slots__ = ("at", "header", "patience", "text")
+
+    def __init__(self, header: Header, at: float) -> None:
+        self.header = header
+        self.at = at
+        self.patience = PARTIAL_SECONDS
+        self.text = bytearray()
+
+
+class SpoolLines:
+    """The lines of one spool. `at` is the time, in seconds since 1970."""
+
+    def __init__(self, *, conductor: str, pid: int, stream: int) -> None:
+        self.lost = 0
+        """Lines that the process could not write; whoever reads it sets it back."""
+        self._conductor = conductor
+        self._pid = pid
+        self._stream = tuple(spool.STREAMS.values())[stream]
+        self._rest = b""
+        """The beginning of a record."""
+        self._open: dict[int | None, _Unfinished] = {}
+        """Lines that are not over, by `part`; raw is None."""
+        self._marked = _NOTHING
+        self._page = Page(0, _NOTHING)
+        self._ranges: list[tuple[int, int, Header]] = []
+        self._found: list[OutputLine] = []
+
+    def feed(self, data: bytes, *, offset: int, at: float, page: Page | None = None) -> list[OutputLine]:
+        """`data` begins at `offset` of the spool and follows what was fed before."""
+        base = offset - len(self._rest)
+        data = self._rest + data
+        self._page = page or self._page
+        self._ranges = [] if b'"mark":1}' not in data else _ranges(data, base)
+        position = 0
+        while (end := data.find(b"\n", position)) >= 0:
+            self._line(data[position:end], base + position, at)
+            position = end + 1
+        rest = data[position:]
+        start = rest.find(spool.RECORD)
+        if start < 0 or len(rest) - start > REST_BYTES:
+            start = len(rest)
+        self._rest = rest[start:]
+        self._raw(rest[:start], base + position, at)
+        return self._take()
+
+    def late(self, at: float) -> list[OutputLine]:
+        """Parts of lines that nobody should wait for any longer."""
+        for one in list(self._open.values()):
+            if one.text and b"\r" not in one.text and at - one.at >= one.patience:
+                self._give(one, one.text, partial=True)
+                one.text.clear()
+                one.at, one.patience = at, min(2 * one.patience, LONGEST_WAIT)
+        return self._take()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a line is not over."""
+        return bool(self._open)
+
+    @property
+    def unfinished(self) -> list[OutputLine]:
+        """The lines that are not over."""
+        for one in self._open.values():
+            if one.text:
+                self._give(one, one.text, partial=True)
+        return self._take()
+
+    def close(self, at: float) -> list[OutputLine]:
+        """Nothing follows, or not what follows directly: the lines that are not over."""
+        rest, self._rest = self._rest, b""
+        if rest:
+            header, text = _record(rest)
+            if header is None:  # the process ended within its header
+                self._raw(b"" if rest[1:2] == b"{" else rest, 0, at)
+            elif not header.mark:
+                self._text(header, rest[text:], is_over=False)
+        found = self.unfinished
+        self._open.clear()
+        return found
+
+    def _line(self, line: bytes, offset: int, at: float) -> None:
+        start = line.find(spool.RECORD)
+        while start >= 0:
+            header, text = _record(line[start:])
+            if header is None:
+                start = line.find(spool.RECORD, start + 1)
+                continue
+            self._raw(line[:start], offset, at)
+            self.lost += header.lost
+            if not header.mark:
+                self._text(header, line[start + text :], is_over=not header.more)
+            elif header.since is None:
+                self._marked = header
+            return
+        self._raw(line, offset, at, is_over=True)
+
+    def _raw(self, data: bytes, offset: int, at: float, *, is_over: bool = False) -> None:
+        """Bytes of a raw line, or of its end."""
+        if not data and not is_over:
+            return
+        if None not in self._open:
+            self._open[None] = _Unfinished(self._raw_header(offset), at)
+        self._add(None, data, is_over=is_over)
+
+    def _text(self, header: Header, text: bytes, *, is_over: bool) -> None:
+        """Text of a record."""
+        if header.part not in self._open or header.part is None:
+            if is_over:
+                self._give(_Unfinished(header, header.at), text)
+                return
+            self._open[header.part] = _Unfinished(header, header.at)
+        self._add(header.part, text, is_over=is_over)
+
+    def _add(self, part: int | None, data: bytes, *, is_over: bool) -> None:
+        one = self._open[part]
+        one.text += data
+        if b"\r" in data:
+            one.text[:] = _last_state(one.text)
+        while len(one.text) > spool.LINE_BYTES:
+            self._give(one, one.text[: spool.LINE_BYTES], partial=True)
+            del one.text[: spool.LINE_BYTES]
+        if is_over:
+            del self._open[part]
+            self._give(one, one.text)
+
+    def _raw_header(self, offset: int) -> Header:
+        for since, until, header in self._ranges:
+            if since <= offset < until:
+                return header
+        return (
+            self._page.header
+            if self._page.header is not _NOTHING and offset >= self._page.since
+            else self._marked
+        )
+
+    def _give(self, one: _Unfinished, text: bytes | bytearray, *, partial: bool = False) -> None:
+        header = one.header
+        if b"\r" in text:
+            text = _last_state(text).rstrip(b"\r")
+        self._found.append(
+            OutputLine(
+                at=one.at,
+                conductor=self._conductor,
+                pid=header.pid or self._pid,
+                stream=self._stream,
+                text=text.decode("utf-8", "backslashreplace"),
+                level=header.level,
+                logger=header.logger,
+                task=header.task,
+                run=header.run,
+                attempt=header.attempt,
+                phase=header.phase,
+                episode=header.episode,
+                evaluation=header.evaluation,
+                partial=partial,
+            )
+        )
+
+    def _take(self) -> list[OutputLine]:
+        found, self._found = self._found, []
+        return found
+
+
+def _record(data: bytes) -> tuple[Header | None, int]:
+    """The header of what may be a record, and where its text begins."""
+    end = data.find(spool.TEXT, 1)
+    return (header_of(data[1:end]), end + 1) if end > 0 else (None, 0)
+
+
+def _ranges(data: bytes, base: int) -> list[tuple[int, int, Header]]:
+    """Which raw bytes belong to what, as marks behind them say."""
+    found = []
+    for match in _MARKS.finditer(data):
+        header = header_of(match[1])
+        if header is not None and header.since is not None:
+            found.append((header.since, base + match.start(), header))
+    return found
+
+
+def _last_state(text: bytes | bytearray) -> bytes:
+    """Of a line that is redrawn; a carriage return at its end stays, for what follows it draws anew."""
+    body = text.rstrip(b"\r")
+    tail = b"\r" if len(body) < len(text) else b""
+    return bytes(body[body.rfind(b"\r") + 1 :]) + tail

@@ -1,0 +1,141 @@
+"""The lines of one run on disk: ``<conductor>.jsonl`` begins, ``<conductor>~000001.jsonl`` and so on go on.
+
+Rules:
+1. All files of a run have at most `limit` bytes. Beyond it the oldest file of the conductor with most bytes goes, never its
+   first one: the first and the last lines are kept. How much is gone is in ``<conductor>~dropped.json``.
+2. A line is in the kernel when `append` returns. What a full disk refuses is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from governor.files import append, write_whole
+from governor.messages import OutputLine
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+SEGMENTS: Final = 64
+"""Files of a run at its limit, about."""
+SMALLEST_SEGMENT: Final = 64 << 10
+"""Bytes."""
+_encode: Final = msgspec.json.Encoder().encode_lines
+_decode: Final = msgspec.json.Decoder(OutputLine).decode
+
+
+class Dropped(NamedTuple):
+    """Lines and bytes that are no longer there, from the end of the conductor's first file on."""
+
+    lines: int = 0
+    size: int = 0
+
+    def and_also(self, lines: int, size: int) -> Dropped:
+        return Dropped(self.lines + lines, self.size + size)
+
+
+def file_of(folder: Path, conductor: str, number: int) -> Path:
+    """The file with this number of a conductor's lines."""
+    return folder / (f"{conductor}~{number:06d}.jsonl" if number else f"{conductor}.jsonl")
+
+
+def files_in(folder: Path) -> dict[str, list[int]]:
+    """The numbers of each conductor's files, in order."""
+    found: dict[str, list[int]] = {}
+    for path in folder.glob("*.jsonl"):
+        conductor, _, number = path.stem.partition("~")
+        found.setdefault(conductor, []).append(int(number) if number.isdecimal() else 0)
+    return {conductor: sorted(found[conductor]) for conductor in sorted(found)}
+
+
+def dropped_of(folder: Path, conductor: str) -> Dropped:
+    """What is missing behind the first file of the conductor."""
+    try:
+        return Dropped(*json.loads((folder / f"{conductor}~dropped.json").read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return Dropped()
+
+
+class RunFiles:
+    """Where the lines of one run are written. The methods block."""
+
+    def __init__(self, folder: Path, *, limit: int) -> None:
+        self._folder = folder
+        self._limit = limit
+        self._segment = max(limit // SEGMENTS, SMALLEST_SEGMENT)
+        self._sizes: dict[str, dict[int, int]] = {}
+        self._refused: dict[str, Dropped] = {}
+        """What a full disk has refused, and is not on record yet."""
+        for conductor, numbers in files_in(folder).items():
+            self._sizes[conductor] = {n: file_of(folder, conductor, n).stat().st_size for n in numbers}
+
+    def append(self, conductor: str, lines: Sequence[OutputLine]) -> None:
+        """Writes the lines of a conductor."""
+        sizes = self._sizes.setdefault(conductor, {})
+        for start in range(0, len(lines), 1000):
+            batch = list(lines[start : start + 1000])
+            if (refused := self._refused.get(conductor)) is not None:
+                batch.insert(0, dropped_line(batch[0], refused))
+            data = _encode(batch)
+            number = max(sizes, default=0)
+            if sizes.get(number, 0) >= self._segment:
+                number += 1
+            try:
+                with file_of(self._folder, conductor, number).open("ab", buffering=0) as file:
+                    append(file.fileno(), data)
+            except OSError:
+                size = sum(len(line.text) for line in batch)
+                self._refused[conductor] = (refused or Dropped()).and_also(
+                    len(lines[start : start + 1000]), size
+                )
+                continue
+            self._refused.pop(conductor, None)
+            sizes[number] = sizes.get(number, 0) + len(data)
+            self._shrink()
+
+    def _shrink(self) -> None:
+        while sum(sum(sizes.values()) for sizes in self._sizes.values()) > self._limit:
+            rotated = [name for name, sizes in self._sizes.items() if len(sizes) > 2]
+            if not rotated:  # the first and the last file of each conductor
+                return
+            largest = max(rotated, key=lambda name: sum(self._sizes[name].values()))
+            self._drop(largest, min(number for number in self._sizes[largest] if number))
+
+    def _drop(self, conductor: str, number: int) -> None:
+        path = file_of(self._folder, conductor, number)
+        self._sizes[conductor].pop(number)
+        try:
+            gone = dropped_of(self._folder, conductor).and_also(*_contents(path))
+            write_whole(self._folder / f"{conductor}~dropped.json", json.dumps(gone).encode(), sync=False)
+        except OSError:
+            pass  # the count is too low: no reason to keep the file
+        path.unlink(missing_ok=True)
+
+
+def dropped_line(before: OutputLine, dropped: tuple[int, int]) -> OutputLine:
+    """Stands where lines are missing, before this one."""
+    return OutputLine(
+        at=before.at,
+        conductor=before.conductor,
+        pid=before.pid,
+        stream=before.stream,
+        text="",
+        dropped=(dropped[0], dropped[1]),
+    )
+
+
+def _contents(path: Path) -> Dropped:
+    """The lines of a file, their text, and what was dropped before."""
+    found = Dropped()
+    with path.open("rb") as file:
+        for data in file:
+            try:
+                line = _decode(data)
+            except msgspec.MsgspecError:  # damaged
+                continue
+            found = found.and_also(*(line.dropped or (1, len(line.text))))
+    return found

@@ -1,0 +1,225 @@
+"""Reads one spool at a bounded rate, and frees what it has read. The methods block."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import time
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from governor.messages import OutputLine
+from governor.output import spool
+from governor.output.attribution import PAGE_BYTES, read_page
+from governor.output.lines import Page, SpoolLines, header_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BURST_SECONDS: Final = 10.0
+"""What a process may write at once: its rate for so long."""
+KEPT_BYTES: Final = 64 << 10
+"""Of what is skipped the newest so many are not, while the rate allows no line."""
+COUNTED_BYTES: Final = 16 << 20
+"""Skipped at once; of more the number of lines is an estimate."""
+IDLE_SECONDS: Final = 0.5
+"""Until it is asked whether anybody can still write."""
+_PORTION: Final = 1 << 20
+_MARK_BYTES: Final = 1024
+_KEEP_SIZE_PUNCH_HOLE: Final = 0x01 | 0x02
+"""FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE."""
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class SpoolReader:
+    """`path` is a spool (`spool`); rates are in lines and bytes a second. Raises OSError if it cannot be opened."""
+
+    def __init__(self, path: Path, *, lines_per_second: int, bytes_per_second: int) -> None:
+        conductor, pid = spool.parse_stem(path.stem)
+        self.path = path
+        self.conductor = conductor
+        self.lines_per_second = lines_per_second
+        self.is_at_its_rate = False
+        self.lines = SpoolLines(
+            conductor=conductor, pid=pid, stream=list(spool.STREAMS).index(path.suffix[1:])
+        )
+        self._pid = pid
+        self._stream = list(spool.STREAMS).index(path.suffix[1:])
+        self._bytes_per_second = bytes_per_second
+        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._page = _opened(path.with_suffix(f".{spool.NOW}"))
+        self._frees = True
+        self._offset = self._first_unread()
+        self._lines_left = lines_per_second * BURST_SECONDS
+        self._bytes_left = bytes_per_second * BURST_SECONDS
+        self._line_bytes = 64.0
+        self._read_at = self._grew_at = time.monotonic()
+
+    def read(self, at: float, *, all_left: bool = False) -> list[OutputLine]:
+        """The lines that were written since, at `at` (seconds since 1970); with `all_left` regardless of the rate."""
+        size = os.fstat(self._file).st_size
+        now = time.monotonic()
+        self._refill(now)
+        if size < self._offset:  # somebody has emptied it
+            self._offset = 0
+        if size == self._offset:
+            self.is_at_its_rate = False
+            return self.lines.late(at) if self.lines.is_waiting else []
+        self._grew_at = now
+        allowed = int(min(self._bytes_left, self._lines_left * self._line_bytes * 1.2))
+        if self._lines_left < min(100, self.lines_per_second) or allowed < _MARK_BYTES:
+            allowed = 0
+        backlog = size - self._offset
+        found: list[OutputLine] = []
+        dropped = [0, 0]
+        keep = max(allowed, KEPT_BYTES) if all_left else (allowed or KEPT_BYTES)
+        self.is_at_its_rate = backlog > allowed
+        if backlog > keep:
+            found += self.lines.close(at)
+            self._skip(size - keep, dropped)
+        data = self._data(min(size - self._offset, keep if all_left else allowed))
+        start = self._offset
+        self._offset += len(data)
+        lines = self.lines.feed(data, offset=start, at=at, page=self._page_now())
+        lines += self.lines.late(at)
+        if lines:
+            self._line_bytes = max(0.5 * self._line_bytes + 0.5 * len(data) / len(lines), 8.0)
+        if (surplus := len(lines) - int(self._lines_left)) > 0 and not all_left:
+            dropped[0] += surplus
+            dropped[1] += sum(len(line.text) for line in lines[:surplus])
+            del lines[:surplus]
+        self._lines_left -= len(lines)
+        self._bytes_left -= len(data)
+        if self.lines.lost:
+            dropped[0] += self.lines.lost
+            self.lines.lost = 0
+        if dropped[0]:
+            found.append(self._gap(lines[0].at if lines else at, dropped))
+        found += _in_order(lines)
+        self._free()
+        return found
+
+    def is_over(self) -> bool:
+        """Whether nobody can write any more. Asked only if it has not grown for a while."""
+        if time.monotonic() - self._grew_at < IDLE_SECONDS:
+            return False
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+        return True
+
+    def finish(self, at: float) -> list[OutputLine]:
+        """The lines that are left; the spool is removed."""
+        found: list[OutputLine] = []
+        while os.fstat(self._file).st_size > self._offset and len(found) < 2 * KEPT_BYTES:
+            found += self.read(at, all_left=True)
+        found += self.lines.close(at)
+        self.close()
+        self.path.unlink(missing_ok=True)
+        others = [self.path.with_suffix(f".{stream}") for stream in spool.STREAMS]
+        if not any(other.exists() for other in others):
+            self.path.with_suffix(f".{spool.NOW}").unlink(missing_ok=True)
+        return found
+
+    def close(self) -> None:
+        """Leaves the spool as it is."""
+        os.close(self._file)
+        if self._page is not None:
+            os.close(self._page)
+            self._page = None
+
+    def _refill(self, now: float) -> None:
+        passed, self._read_at = now - self._read_at, now
+        self._lines_left = min(
+            self._lines_left + passed * self.lines_per_second, self.lines_per_second * BURST_SECONDS
+        )
+        self._bytes_left = min(
+            self._bytes_left + passed * self._bytes_per_second, self._bytes_per_second * BURST_SECONDS
+        )
+
+    def _data(self, size: int) -> bytes:
+        """From the offset on; more than `size` if the process has said behind it what it belongs to."""
+        data = os.pread(self._file, size, self._offset)
+        page = self._page_now()
+        missing = 0 if page is None else page.since - self._offset - len(data)
+        if 0 < missing < KEPT_BYTES:
+            data += os.pread(self._file, missing + _MARK_BYTES, self._offset + len(data))
+        return data
+
+    def _page_now(self) -> Page | None:
+        if self._page is None:
+            return None
+        shown = read_page(os.pread(self._page, PAGE_BYTES, 0))
+        header = header_of(b"{%b}" % shown[1].rstrip(b",")) if shown is not None else None
+        return Page(shown[0][self._stream], header) if shown is not None and header is not None else None
+
+    def _skip(self, until: int, dropped: list[int]) -> None:
+        """Skips to the beginning of the first line behind `until`; counts."""
+        counted = lines = 0
+        while self._offset + counted < until and counted < COUNTED_BYTES:
+            data = os.pread(self._file, min(_PORTION, until - self._offset - counted), self._offset + counted)
+            if not data:
+                break
+            lines += data.count(b"\n")
+            counted += len(data)
+        size = until - self._offset
+        first = os.pread(self._file, spool.LINE_BYTES, until)
+        until += first.find(b"\n") + 1
+        dropped[0] += (lines if size == counted else lines * size // max(counted, 1)) + 1
+        dropped[1] += until - self._offset
+        self._offset = until
+
+    def _gap(self, at: float, dropped: list[int]) -> OutputLine:
+        return OutputLine(
+            at=at,
+            conductor=self.conductor,
+            pid=self._pid,
+            stream=tuple(spool.STREAMS.values())[self._stream],
+            text="",
+            dropped=(dropped[0], dropped[1]),
+        )
+
+    def _free(self) -> None:
+        """Frees the disk space of all that was read; a beginning of zeros is what an earlier daemon has read."""
+        if self._frees:
+            code = _libc.fallocate(
+                self._file, _KEEP_SIZE_PUNCH_HOLE, ctypes.c_long(0), ctypes.c_long(self._offset)
+            )
+            self._frees = code == 0
+        elif self._offset >= _PORTION and os.fstat(self._file).st_size == self._offset:
+            os.ftruncate(self._file, 0)
+            self._offset = 0
+
+    def _first_unread(self) -> int:
+        try:
+            offset = os.lseek(self._file, 0, os.SEEK_DATA)
+        except OSError:  # all of it was read, or it is empty
+            return os.fstat(self._file).st_size
+        while data := os.pread(self._file, _PORTION, offset):
+            zeros = len(data) - len(data.lstrip(b"\0"))
+            offset += zeros
+            if zeros < len(data):
+                break
+        return offset
+
+
+def _opened(path: Path) -> int | None:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # of a process on another machine
+        return None
+
+
+def _in_order(lines: list[OutputLine]) -> list[OutputLine]:
+    """The time of raw lines is that of reading: what Python wrote behind one was not before it."""
+    until = float("inf")
+    for index in range(len(lines) - 1, -1, -1):
+        if lines[index].at > until:
+            lines[index] = msgspec.structs.replace(lines[index], at=until)
+        until = lines[index].at
+    return lines
