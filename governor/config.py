@@ -32,7 +32,7 @@ _SOCKET_BYTES: Final = 107
 _LONGEST_SOCKET: Final = 40
 """Bytes that a socket's name may take below the runtime folder: ``/<uid>/<conductor>.sock``."""
 
-RELOADABLE: Final = frozenset({"queue_limit", "stop_grace", "disk_reserve", "keep_runs", "keep_days"})
+RELOADABLE: Final = frozenset({"queue_limit", "stop_grace", "disk_reserve", "keep_runs", "keep_days", "logs"})
 """Keys whose values a running daemon can change."""
 
 
@@ -88,6 +88,33 @@ class RayConfig(Section):
     ] = None
 
 
+class LogsConfig(Section):
+    """What is kept of the output of user code (`governor logs`)."""
+
+    run_bytes: Annotated[
+        int,
+        BeforeValidator(sizes.in_bytes),
+        Field(
+            ge=1 << 20,
+            description="Bytes that the lines of one run may take on disk; beyond them the first and the last lines are kept.",
+        ),
+    ] = 64 << 20
+    lines_per_second: Annotated[
+        int,
+        Field(
+            ge=10,
+            le=10_000,
+            description="Lines a second that are kept of each process and stream, ten seconds' worth at once; beyond them the "
+            "newest.",
+        ),
+    ] = 2000
+    bytes_per_second: Annotated[
+        int,
+        BeforeValidator(sizes.in_bytes),
+        Field(ge=1 << 14, description="As `lines_per_second`, in bytes."),
+    ] = 1 << 20
+
+
 class Config(Section):
     """Settings of the daemon."""
 
@@ -135,6 +162,7 @@ class Config(Section):
         Literal["debug", "info", "warning", "error"],
         Field(description="The least severe events that are logged."),
     ] = "info"
+    logs: Annotated[LogsConfig, Field(description="The output of user code.")] = LogsConfig()
     stop_grace: Annotated[
         AnyDuration, Field(description="Time that runs get to stop in order when the daemon stops.")
     ] = 20.0

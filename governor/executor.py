@@ -27,7 +27,7 @@ from governor.errors import (
     UsageError,
     from_refusal,
 )
-from governor.locations import find_broker
+from governor.locations import find_broker, refuse_stale_socket
 from governor.messages import (
     SERVICE,
     Abort,
@@ -38,8 +38,11 @@ from governor.messages import (
     Explanation,
     GetStatus,
     ListRuns,
+    OutputLine,
+    OutputPage,
     Prune,
     Pruned,
+    ReadOutput,
     Refused,
     Reload,
     Reloaded,
@@ -77,8 +80,6 @@ if TYPE_CHECKING:
 IDLE_SECONDS: Final = 15.0
 """Without a message for so long (the daemon sends one every 5 s) a watch reconnects."""
 RETRY_SECONDS: Final = 0.2
-STALE_SECONDS: Final = 3.0
-"""A restarted broker is back by then, also when its forkserver must restart."""
 RESUME_SECONDS: Final = 120.0
 """Limit for a resume: the daemon copies files of tasks from the folder of a run."""
 PRUNE_SECONDS: Final = 120.0
@@ -151,7 +152,7 @@ class Executor:
 
     async def __aenter__(self) -> Self:
         """Raises Unreachable at once where the socket is one that a dead daemon left behind."""
-        await self._refuse_stale_socket()
+        await refuse_stale_socket(self.endpoint)
         await self._client.__aenter__()
         return self
 
@@ -278,6 +279,23 @@ class Executor:
             raise BadRequest("the daemon is of an older version, which lists no runs `after` another")
         return page
 
+    async def logs(self, asked: ReadOutput, *, follow: bool = False) -> AsyncGenerator[OutputLine, None]:
+        """What user code printed and logged, line by line; with `follow` until the run has ended. Raises NoSuchRun, UsageError."""
+        async for page in self.output_pages(asked, follow=follow):
+            for line in page.lines:
+                yield line
+
+    async def output_pages(self, asked: ReadOutput, *, follow: bool) -> AsyncGenerator[OutputPage, None]:
+        """As `logs`, page by page."""
+        while True:
+            page = await self._ask(asked, OutputPage, source=asked.uid)
+            yield page
+            if not page.more and (page.ended or not follow):
+                return
+            asked = msgspec.structs.replace(asked, cursor=page.cursor)
+            if not page.more:
+                await asyncio.sleep(RETRY_SECONDS)
+
     async def abort(self, uid: str, reason: str = "") -> None:
         """Asks for the end of a run, in order; `wait` waits for it. Its result has the `reason`. Raises NoSuchRun, AlreadyEnded, TryAgain."""
         await self._ask(Abort(uid=uid, reason=reason), Done, source=uid)
@@ -298,24 +316,6 @@ class Executor:
     async def result(self, uid: str) -> RunResult:
         """The result of a run that has ended, as the daemon sends it: a `RunResult` (`wait` returns a `governor.Result`). Raises NotEnded, NoSuchRun."""
         return await self._ask(Results(uid=uid), RunResult, source=uid, send=self._gather)
-
-    async def _refuse_stale_socket(self) -> None:
-        """A restarted broker binds its socket again soon; a socket that stays unbound is stale."""
-        path = self.endpoint.removeprefix("ipc://")
-        if path == self.endpoint:
-            return
-        until = asyncio.get_running_loop().time() + STALE_SECONDS
-        while True:
-            try:
-                _, writer = await asyncio.open_unix_connection(path)
-            except OSError as error:
-                unbound = isinstance(error, ConnectionRefusedError | FileNotFoundError)
-                if not unbound or asyncio.get_running_loop().time() > until:
-                    raise Unreachable(self.endpoint, error.strerror or str(error)) from error
-                await asyncio.sleep(RETRY_SECONDS)
-            else:
-                writer.close()
-                return
 
     async def _ask(
         self,

@@ -5,6 +5,7 @@ Folders: systemd's variables, then the XDG folders, then their defaults. Nothing
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 from pathlib import Path
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 NAME: Final = "run-governor"
 CLIENT_SOCKET: Final = "broker.sock"
+STALE_SECONDS: Final = 3.0
+"""A restarted broker is back by then, also when its forkserver must restart."""
+RETRY_SECONDS: Final = 0.2
 
 
 def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
@@ -60,6 +64,25 @@ def find_broker(given: str | None, environ: Mapping[str, str] = os.environ) -> s
         except OSError:
             continue
     raise Unreachable(" or ".join(str(folder / CLIENT_SOCKET) for folder in folders), "no such socket")
+
+
+async def refuse_stale_socket(endpoint: str) -> None:
+    """A restarted broker binds its socket again soon. Raises Unreachable for a socket that stays unbound."""
+    path = endpoint.removeprefix("ipc://")
+    if path == endpoint:
+        return
+    until = asyncio.get_running_loop().time() + STALE_SECONDS
+    while True:
+        try:
+            _, writer = await asyncio.open_unix_connection(path)
+        except OSError as error:
+            unbound = isinstance(error, ConnectionRefusedError | FileNotFoundError)
+            if not unbound or asyncio.get_running_loop().time() > until:
+                raise Unreachable(endpoint, error.strerror or str(error)) from error
+            await asyncio.sleep(RETRY_SECONDS)
+        else:
+            writer.close()
+            return
 
 
 def _named(environ: Mapping[str, str], systemd: str, xdg: str) -> list[Path]:

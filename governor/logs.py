@@ -80,8 +80,11 @@ def choose_format() -> LogFormat:
     return "console" if _on_terminal() else "json"
 
 
-def configure(*, log_format: LogFormat, level: str = "info", **bound: object) -> None:
-    """Sets up structlog for this process; `bound` is added to every line (run, conductor, ...).
+def configure(
+    *, log_format: LogFormat, level: str = "info", stream: TextIO | None = None, **bound: object
+) -> None:
+    """Sets up structlog for this process; `bound` is added to every line (run, conductor, ...). Lines go to `stream`, by default to
+    standard error.
 
     Records of the standard library's logging (from other libraries) are logged too, from warnings up.
     """
@@ -107,7 +110,7 @@ def configure(*, log_format: LogFormat, level: str = "info", **bound: object) ->
         if log_format == "console"
         else [structlog.processors.ExceptionRenderer(tracebacks), structlog.processors.JSONRenderer()]
     )
-    stream = cast("TextIO", TolerantStream(sys.stderr))
+    stream = cast("TextIO", TolerantStream(stream or sys.stderr))
     structlog.configure(
         processors=[*shared, *renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),

@@ -3,23 +3,64 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Any
+import time
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from governor.messages import finalizing
-from governor.units import durations
+from governor.units import durations, sizes
 
 if TYPE_CHECKING:
     from governor.cli.view import RunView
-    from governor.messages import RunEvent
+    from governor.messages import OutputLine, RunEvent
+
+_SEQUENCES: Final = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]|\x9b[0-?]*[ -/]*[@-~]"
+)
+"""Control sequences of terminals (ECMA-48)."""
 
 
 def clean(text: object) -> str:
     """One line without control characters: a message of user code must not control the terminal."""
     return "".join(character if character.isprintable() else " " for character in str(text)).strip()
+
+
+def plain(text: str) -> str:
+    """One line of user code's output without control sequences (colours, for one); its indentation stays."""
+    text = _SEQUENCES.sub("", text).expandtabs()
+    return "".join(character if character.isprintable() else " " for character in text).rstrip()
+
+
+def output(line: OutputLine, *, is_short: bool = False) -> str:
+    """A line of user code's output with its time and origin; `is_short`: with its conductor alone. ``!`` stands for standard error."""
+    if line.dropped is not None:
+        text = f"… {counted_text(line.dropped[0], 'line')} ({sizes.text(line.dropped[1])}) dropped"
+    else:
+        text = plain(line.text) + (" …" if line.partial else "")
+    separator = "!" if line.stream == "stderr" else "|"
+    if is_short:
+        return f"{plain(line.conductor)} {separator} {text}".rstrip()
+    at = time.localtime(line.at)
+    day = "" if at[:3] == time.localtime()[:3] else time.strftime("%Y-%m-%d ", at)
+    origin = [f"{day}{time.strftime('%H:%M:%S', at)}.{int(line.at % 1 * 1000):03d}", plain(line.conductor)]
+    if line.task:
+        origin.append(f"{plain(line.task)}[{line.run or 0}]" + (f".{line.attempt}" if line.attempt else ""))
+    if line.evaluation is not None:
+        origin.append(f"evaluation {line.evaluation}")
+    if line.episode is not None:
+        origin.append(f"episode {line.episode}")
+    if line.level:
+        origin.append(line.level.upper())
+    return f"{' '.join(origin)} {separator} {text}".rstrip()
+
+
+def counted_text(number: int, noun: str) -> str:
+    """``1 line``, ``1,234 lines``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def say(text: str, *, err: bool = False) -> None:

@@ -16,6 +16,7 @@ import functools
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from governor.cli import ask, display
+from governor.cli import ask, display, lines
 from governor.cli.check import checked
 from governor.errors import ExitCode, JournalError, NoRoom, NoSuchRun
 from governor.processes import guard
@@ -36,7 +37,10 @@ if TYPE_CHECKING:
     from governor.daemon.daemon import Daemon
     from governor.daemon.systemd import SystemdNotifier
     from governor.executor import Executor
-    from governor.messages import RunEvent, RunResult, WatchEnd
+    from governor.messages import OutputLine, RunEvent, RunResult, WatchEnd
+
+OUTPUT_SECONDS = 5.0
+"""How long the last lines of a run that has ended may take."""
 
 
 @click.command("run", short_help="Run FILE to its end, without a daemon.")
@@ -91,13 +95,22 @@ def command(
     run = checked(file) if file is not None else None
     shown = _tolerant_display(display.choose(as_json=as_json, quiet=quiet, framed=framed))
     show_result = functools.partial(display.show_result, as_json=as_json, framed=framed)
+    show_output = None if quiet else functools.partial(_show_output, is_raw=framed)
 
     async def begin(executor: Executor) -> str:
         return await (
             _resume(executor, resume or "", config.state_dir) if run is None else executor.submit(run)
         )
 
-    ctx.exit(asyncio.run(_run(begin, config=config, notifier=notifier, shown=shown, show_result=show_result)))
+    work = _run(
+        begin,
+        config=config,
+        notifier=notifier,
+        shown=shown,
+        show_result=show_result,
+        show_output=show_output,
+    )
+    ctx.exit(asyncio.run(work))
 
 
 async def _resume(executor: Executor, uid: str, state_dir: Path) -> str:
@@ -118,6 +131,7 @@ async def _run(
     notifier: SystemdNotifier,
     shown: display.Display,
     show_result: Callable[[RunResult], None],
+    show_output: Callable[[OutputLine], None] | None,
 ) -> int:
     from governor import logs  # noqa: PLC0415  # heavy, and only after the check
     from governor.daemon.daemon import Daemon  # noqa: PLC0415  # as above
@@ -131,7 +145,7 @@ async def _run(
         uid = await begin(executor)
         try:
             with _two_signals(executor, uid, config.runtime_dir.parent):
-                end = await _follow(executor, uid, shown, daemon)
+                end = await _follow(executor, uid, shown, daemon, show_output)
                 if end is not None and end.outcome != "interrupted":
                     result = await executor.result(uid)
                     with _tolerant():
@@ -142,9 +156,30 @@ async def _run(
     return ask.exit_code(end)
 
 
-async def _follow(executor: Executor, uid: str, shown: display.Display, daemon: Daemon) -> WatchEnd | None:
+async def _follow(
+    executor: Executor,
+    uid: str,
+    shown: display.Display,
+    daemon: Daemon,
+    show_output: Callable[[OutputLine], None] | None,
+) -> WatchEnd | None:
     """Follows until the end of the run, or of the daemon: that ends when the disk is full, for example."""
-    following = asyncio.create_task(ask.follow(executor, uid, display=shown), name="run.follow")
+
+    async def follow() -> WatchEnd | None:
+        if show_output is None:
+            return await ask.follow(executor, uid, display=shown)
+        output = asyncio.create_task(_follow_output(executor, uid, show_output), name="run.output")
+        try:
+            with shown as show:
+                end = await ask.follow(executor, uid, display=contextlib.nullcontext(show))
+                if end is not None and end.outcome != "interrupted":
+                    await asyncio.wait({output}, timeout=OUTPUT_SECONDS)
+                return end
+        finally:
+            output.cancel()
+            await asyncio.wait({output})
+
+    following = asyncio.create_task(follow(), name="run.follow")
     crash = asyncio.create_task(daemon.crash(), name="run.crash")
     try:
         await asyncio.wait({following, crash}, return_when=asyncio.FIRST_COMPLETED)
@@ -155,6 +190,20 @@ async def _follow(executor: Executor, uid: str, shown: display.Display, daemon: 
         following.cancel()
         crash.cancel()
         await asyncio.wait({following, crash})
+
+
+async def _follow_output(executor: Executor, uid: str, show: Callable[[OutputLine], None]) -> None:
+    from governor.messages import ReadOutput  # noqa: PLC0415  # not for --help
+
+    async for line in executor.logs(ReadOutput(uid=uid), follow=True):
+        show(line)
+
+
+def _show_output(line: OutputLine, *, is_raw: bool) -> None:
+    """Prints a line of user code to standard error: above the progress on a terminal."""
+    with contextlib.suppress(OSError, ValueError):  # the terminal is gone
+        text = lines.plain(line.text) if is_raw else lines.output(line, is_short=True)
+        sys.stderr.write(f"{text}\n")  # which the live panel has replaced, unlike click's
 
 
 @contextlib.contextmanager

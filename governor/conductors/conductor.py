@@ -14,13 +14,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import traceback
 from abc import ABC, abstractmethod
 from contextlib import AsyncExitStack
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
 
 import msgspec
 
@@ -45,6 +44,7 @@ from governor.messages import (
     decode_spec,
     encode,
 )
+from governor.output import capture, spool
 from governor.processes import user_folder
 from transport.client import Client
 from transport.connection import flush_closed
@@ -71,6 +71,9 @@ CLOSE_SECONDS: Final = 3.0
 CONTROL_CREDIT: Final = 64
 FLUSH_SECONDS: Final = 2.0
 """Seconds to flush sent messages before the process ends."""
+
+HELD_SECONDS: Final = 0.5
+"""Seconds that a line which is not over stays in this process."""
 
 REASON_CHARACTERS: Final = 1_000
 TRACEBACK_CHARACTERS: Final = 20_000
@@ -147,19 +150,43 @@ def refused(reason: str) -> Refused:
 async def main(payload: bytes) -> int:
     """Runs a conductor process, from its `ConductorSpec` to its exit code."""
     spec = decode_spec(payload)
-    logs.share_output(sys.stderr.fileno())  # standard output is for the command line's results
     logs.configure(
         log_format=spec.log_format,
         level=spec.log_level,
+        stream=_capture_output(spec),
         run=spec.uid,
         conductor=spec.name,
         incarnation=spec.incarnation,
     )
+    capture.take_handlers("asyncio")
     closing = asyncio.Event()
+    flushing = asyncio.create_task(_flush_output(), name="conductor.flush_output")
     try:
         return await _run(spec, closing)
     finally:
+        flushing.cancel()
         await flush_closed(timeout=FLUSH_SECONDS)
+
+
+def _capture_output(spec: ConductorSpec) -> TextIO | None:
+    """What user code prints goes to the run's files from now on. Returns the daemon's standard error."""
+    try:
+        former = capture.capture(spool.folder_of(spec.run_folder), conductor=spec.name)
+    except OSError:  # a full disk, or the run's folder is gone: the daemon ends the run for that
+        former = os.dup(2)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        logs.share_output(nowhere)
+        os.close(nowhere)
+    if former is None:
+        return None
+    return os.fdopen(former, "w", encoding="utf-8", errors="backslashreplace", buffering=1)
+
+
+async def _flush_output() -> None:
+    """A line that is not over is seen soon, too."""
+    while True:
+        await asyncio.sleep(HELD_SECONDS)
+        capture.flush()
 
 
 async def _run(spec: ConductorSpec, closing: asyncio.Event) -> int:

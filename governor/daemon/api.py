@@ -40,6 +40,7 @@ from governor.messages import (
     GetStatus,
     ListRuns,
     Prune,
+    ReadOutput,
     Reload,
     Results,
     Resume,
@@ -117,6 +118,8 @@ class DaemonApi:
                 return await self._abort(asked)
             case Explain(uid=uid):
                 return await self._queries.explain(uid)
+            case ReadOutput():
+                return await self._queries.output(asked)
             case Results(uid=uid):
                 return await self._results(request, uid)
             case Prune():

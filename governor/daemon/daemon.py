@@ -39,6 +39,7 @@ from governor.journal import disk_reserve, schema
 from governor.journal.journal import Journal
 from governor.journal.retention import Pruner, RetentionPolicy, requested_policy
 from governor.messages import SERVICE, Reloaded
+from governor.output.collector import Collector
 from governor.processes import leftovers, process
 from governor.runs.active_run import RunContext
 from governor.runs.file_watch import FileWatch
@@ -231,6 +232,8 @@ class Daemon:
         client = await stack.enter_async_context(Client(config.private_endpoint))
         await wait_until_answering(client)
         stack.push_async_callback(ray.aclose)
+        output = Collector(runs, lambda: self.config.logs)
+        stack.push_async_callback(asyncio.to_thread, output.close)
         return RunContext(
             client_endpoint=config.client_endpoint,
             private_endpoint=config.private_endpoint,
@@ -239,6 +242,7 @@ class Daemon:
             client=client,
             journal=journal,
             files=FileWatch(journal.path, runtime=config.runtime_dir, on_lost=self._background.fail),
+            output=output,
             ray=ray,
             runs_folder=runs,
             runtime_folder=config.runtime_dir,

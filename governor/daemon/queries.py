@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
+import msgspec
+
 from governor import clock
-from governor.errors import BadRequest, NoSuchRun, RecordDamaged
+from governor.errors import BadRequest, GovernorError, NoSuchRun, RecordDamaged
 from governor.messages import Explanation, RunCounts, RunList, RunStatus, StatusReport
+from governor.output import reader
 from governor.processes import kill_tree
+from governor.run_file.load import parse
 from governor.runs import explain
 from governor.version import __version__
 
@@ -22,7 +27,7 @@ if TYPE_CHECKING:
 
     from governor.daemon.run_queue import RunQueue
     from governor.journal.runs_table import RunLine, RunRow
-    from governor.messages import LoopTime, Prune, Pruned, Reloaded, RunEvent
+    from governor.messages import LoopTime, OutputPage, Prune, Pruned, ReadOutput, Reloaded, RunEvent
     from governor.runs.active_run import RunContext
     from governor.runs.run_governor import RunGovernor
 
@@ -127,6 +132,12 @@ class RunQueries:
         )
         return Explanation(uid=row.uid, name=row.name, at=now, lines=lines)
 
+    async def output(self, asked: ReadOutput) -> OutputPage:
+        """Raises UsageError for a conductor that does not exist."""
+        row: RunRow = await self._journal.read(partial(self.find_row, asked.uid))
+        has_ended = row.ended_at is not None and not self._context.output.is_collecting(row.uid)
+        return await asyncio.to_thread(self._read_output, row, asked, ended=has_ended)
+
     async def state(self, row: RunLine) -> str:
         """The state of the run, as `status` shows it."""
         [described] = await self._describe_all([row])
@@ -212,6 +223,23 @@ class RunQueries:
         )
 
     # -- in threads --------------------------------------------------------------------------------------------
+
+    def _read_output(self, row: RunRow, asked: ReadOutput, *, ended: bool) -> OutputPage:
+        folder = reader.folder_of(self._context.run_folder(row.uid))
+
+        def planned() -> list[str]:
+            with suppress(GovernorError):  # a run file of an older version
+                return [one.name for one in parse(row.spec, row.name).to_plan(row.uid).conductors]
+            return []
+
+        named = asked.conductor
+        conductors = None if named is None else reader.conductors_named(folder, named, planned)
+        page = reader.page_of(folder, asked, conductors)
+        if page.more:
+            return page
+        accepts = reader.filter_of(asked, conductors)
+        unfinished = tuple(filter(accepts, self._context.output.unfinished(row.uid)))
+        return msgspec.structs.replace(page, unfinished=unfinished, ended=ended)
 
     def find(self, uid: str) -> RunLine:
         """The run with this uid, or the only one whose uid begins with it."""

@@ -15,12 +15,14 @@ import mmap
 import os
 import struct
 import zlib
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
 from governor.output import spool
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 PAGE_BYTES: Final = 4096
@@ -30,26 +32,54 @@ _SINCE: Final = struct.Struct("<QQ")
 
 
 class Attribution:
-    """One for each thread or asyncio task that plays episodes or runs tasks, one after the other."""
+    """One for each thread or asyncio task that plays episodes or runs tasks. `describe` gives the fields of Python's output where
+    they change too often for `begin`: with each step of a vector.
+    """
 
-    def __init__(self) -> None:
-        self.fields = b""
+    def __init__(self, describe: Callable[[], Mapping[str, str | float]] | None = None) -> None:
+        self.begun = b""
+        self._describe = describe
+
+    @property
+    def fields(self) -> bytes:
+        """A fragment, for what the thread prints now."""
+        return self.begun if self._describe is None else spool.fragment(**self._describe())
+
+    def bind(self) -> None:
+        """What the calling thread (or asyncio task) prints is described by this."""
+        _thread.set(self)
 
     def begin(self, **fields: str | float) -> None:
-        """The output of the calling thread (or asyncio task) and of what it calls belongs to `fields` from now on.
+        """As `bind`; and raw bytes of the process belong to `fields` from now on.
 
         Keys: `phase`, `episode`, `evaluation`; `task`, `run`, `attempt`.
         """
         if _process is not None:
-            self.fields = spool.fragment(**fields)
             _thread.set(self)
+            self.begin_raw(**fields)
+
+    def begin_raw(self, **fields: str | float) -> None:
+        """Raw bytes of the process belong to `fields` from now on; what threads print belongs to what it did before."""
+        if _process is not None:
+            self.begun = spool.fragment(**fields)
             _process.begin(self)
 
     def end(self) -> None:
-        """Its output belongs to nothing in particular."""
+        """What follows belongs to nothing in particular."""
         if _process is not None:
-            self.fields = b""
+            self.begun = b""
             _process.end(self)
+
+
+@contextmanager
+def attributed(**fields: str | float) -> Iterator[None]:
+    """As `Attribution.begin`, for what is done within."""
+    one = Attribution()
+    one.begin(**fields)
+    try:
+        yield
+    finally:
+        one.end()
 
 
 class ProcessAttribution:
@@ -72,12 +102,12 @@ class ProcessAttribution:
     def begin(self, one: Attribution) -> None:
         if one not in self._active:
             self._active[one] = None
-        self._switch(one.fields if len(self._active) == 1 else b"")
+        self._switch(one.begun if len(self._active) == 1 else b"")
 
     def end(self, one: Attribution) -> None:
         self._active.pop(one, None)
         try:
-            self._switch(next(iter(self._active)).fields if len(self._active) == 1 else b"")
+            self._switch(next(iter(self._active)).begun if len(self._active) == 1 else b"")
         except (StopIteration, RuntimeError):  # another thread has changed it meanwhile
             self._switch(b"")
 

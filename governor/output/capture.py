@@ -14,10 +14,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import json
 import logging
 import os
 import sys
 import threading
+import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from governor.logs import TolerantOutput
@@ -25,8 +28,8 @@ from governor.output import attribution, spool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
+VARIABLE: Final = "RUN_GOVERNOR_OUTPUT"
 SUFFIXES: Final = tuple(spool.STREAMS)
 HELD_CHARACTERS: Final = 8192
 """Of a line that is not over; more of it is written."""
@@ -38,6 +41,8 @@ _record = threading.local()
 """`fields`: level and logger of the record that a handler is printing in this thread."""
 _forked = b""
 """In a fork of user code: its pid, as a fragment."""
+_place: tuple[str, str] | None = None
+"""Folder and conductor of this process' spools."""
 _outputs: list[Output] = []
 _kept: list[object] = []
 """Streams that would close their descriptor if they were collected."""
@@ -182,6 +187,18 @@ def _emit_with_fields(handler: logging.StreamHandler[Any], record: logging.LogRe
         _record.fields = outer
 
 
+_show = warnings.showwarning
+
+
+def _show_warning(*args: Any, **kwargs: Any) -> None:
+    outer = getattr(_record, "fields", b"")
+    _record.fields = spool.fragment(level="warning", logger="py.warnings")
+    try:
+        _show(*args, **kwargs)
+    finally:
+        _record.fields = outer
+
+
 def capture(folder: Path, *, conductor: str, has_page: bool = True) -> int | None:
     """Redirects this process, and what it starts, to new spools in `folder` (`spool.folder_of`); again in a process whose output
     is captured already: to other ones.
@@ -189,6 +206,7 @@ def capture(folder: Path, *, conductor: str, has_page: bool = True) -> int | Non
     Returns a duplicate of its former standard error, for our own log; None if there was none. `has_page`: the collector sees
     this process' shared memory, as on the same machine. Raises OSError, and has changed nothing then.
     """
+    global _place  # noqa: PLW0603  # as of `attribution`
     stem = spool.new_stem(conductor)
     with contextlib.ExitStack() as made:
         spools = []
@@ -207,7 +225,22 @@ def capture(folder: Path, *, conductor: str, has_page: bool = True) -> int | Non
     else:
         _redirect(spools)
     attribution.use(process)
+    _place = (str(folder), conductor)
     return former
+
+
+def for_child() -> dict[str, str]:
+    """Environment variables for a Python process that this one starts, and that calls `capture_as_told`."""
+    return {} if _place is None else {VARIABLE: json.dumps(_place)}
+
+
+def capture_as_told() -> None:
+    """As the process that has started this one is captured; if it is not, or if a disk is full, output goes where it went."""
+    place = os.environ.pop(VARIABLE, "")
+    with contextlib.suppress(OSError, ValueError):
+        folder, conductor = json.loads(place)
+        if (former := capture(Path(folder), conductor=conductor)) is not None:
+            os.close(former)
 
 
 def release(descriptor: int) -> None:
@@ -233,7 +266,7 @@ def _redirect(spools: list[int]) -> None:
         setattr(sys, f"__{name}__", output)
     logging.StreamHandler.emit = _emit_with_fields  # type: ignore[method-assign, assignment]
     logging.lastResort = _LastHandler()
-    logging.captureWarnings(capture=True)
+    warnings.showwarning = _show_warning
     faulthandler.enable(file=spools[1])
     os.register_at_fork(after_in_child=_after_fork)
     with contextlib.suppress(ValueError):  # another libc
@@ -264,9 +297,19 @@ def logger(name: str = "context") -> logging.Logger:
 
 def flush() -> None:
     """Writes what is held of lines that are not over."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # user code may have put anything there
-            stream.flush()
+    for output in _outputs:
+        output.flush()
+
+
+def take_handlers(name: str) -> None:
+    """The handlers that our own log has on the root logger serve the logger `name` alone, and user code sets up the root as in any
+    script.
+    """
+    ours, logging.root.handlers = logging.root.handlers, []
+    one = logging.getLogger(name)
+    for handler in (*ours, logging.lastResort):
+        if handler is not None:
+            one.addHandler(handler)
 
 
 def _after_fork() -> None:

@@ -52,11 +52,12 @@ class _Run:
 
 
 class Collector:
-    """`begin` and `end` a run; `close` ends the thread. `limits` returns those that count now. All methods can be called in any
+    """`begin` and `end` a run below `runs_folder`; `close` ends the thread. `limits` returns those that count now. All methods can be called in any
     thread.
     """
 
-    def __init__(self, limits: Callable[[], OutputLimits]) -> None:
+    def __init__(self, runs_folder: Path, limits: Callable[[], OutputLimits]) -> None:
+        self._runs_folder = runs_folder
         self._limits = limits
         self._runs: dict[str, _Run] = {}
         self._lock = threading.RLock()
@@ -68,6 +69,7 @@ class Collector:
 
     def begin(self, run_folder: Path) -> None:
         """Collects the output of a run from now on, and what an earlier daemon has left of it. Raises OSError."""
+        self.end(run_folder.name)  # if it is being collected what an earlier daemon has left
         folder = spool.folder_of(run_folder)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._lock:
@@ -83,16 +85,6 @@ class Collector:
             run.is_ending = True
         self._wake.set()
         run.ended.wait()
-
-    def collect_left(self, runs_folder: Path) -> None:
-        """What an earlier daemon has left of runs that are not at work now."""
-        for folder in runs_folder.glob(f"*/logs/{spool.FOLDER}"):
-            with self._lock:
-                if folder.parts[-3] in self._runs:
-                    continue
-            with contextlib.suppress(OSError):
-                self.begin(folder.parents[1])
-                self.end(folder.parts[-3])
 
     def is_collecting(self, uid: str) -> bool:
         """Whether lines of the run may follow."""
@@ -111,7 +103,16 @@ class Collector:
         self._wake.set()
         self._thread.join()
 
+    def _find_left(self) -> None:
+        """Runs that an earlier daemon has not collected to their end."""
+        for folder in self._runs_folder.glob(f"*/logs/{spool.FOLDER}"):
+            with self._lock, contextlib.suppress(OSError):
+                if (uid := folder.parts[-3]) not in self._runs:
+                    self._runs[uid] = _Run(folder, self._limits())
+                    self._runs[uid].is_ending = True
+
     def _work(self) -> None:
+        self._find_left()
         while not self._closed:
             if self._wake.wait(TICK_SECONDS if self._runs else None):
                 self._wake.clear()

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import heapq
 import logging
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
+from governor.errors import UsageError
 from governor.messages import OutputLine, OutputPage
 from governor.output.run_files import dropped_of, file_of, files_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+
+    from governor.messages import ReadOutput
 
     Position: TypeAlias = tuple[int, int]
     """The number of a file, and an offset in it."""
@@ -25,44 +28,36 @@ SCANNED_LINES: Final = 200_000
 _decode: Final = msgspec.json.Decoder(OutputLine).decode
 
 
-class Wanted(Protocol):
-    """Which lines are asked for; None: all. `messages.ReadOutput` is one."""
-
-    @property
-    def since(self) -> float | None: ...
-    @property
-    def task(self) -> str | None: ...
-    @property
-    def episode(self) -> int | None: ...
-    @property
-    def level(self) -> str | None: ...
-
-
 def folder_of(run_folder: Path) -> Path:
     """The folder of a run's lines."""
     return run_folder / "logs"
 
 
-def conductors_in(folder: Path) -> list[str]:
-    """The conductors that have printed something."""
-    return list(files_in(folder))
-
-
-def page_of(
-    folder: Path, wanted: Wanted, cursor: Mapping[str, Position], conductors: Sequence[str]
-) -> OutputPage:
-    """The lines behind `cursor` (of the last page; empty at the beginning) of these conductors, in the order of their times.
-    Raises OSError.
+def conductors_named(folder: Path, name: str, planned: Callable[[], Sequence[str]]) -> list[str]:
+    """The conductors with this name, or whose name ends in it behind a dot. `planned` are those of the run, also such that have printed
+    nothing yet. Raises UsageError if there is none.
     """
+    known = list(files_in(folder))
+    found = [each for each in known if name in (each, each.partition(".")[2])]
+    if not found:
+        known = sorted({*known, *planned()})
+        found = [each for each in known if name in (each, each.partition(".")[2])]
+    if not found:
+        raise UsageError(f"the run has no conductor {name!r}; it has {', '.join(known) or 'none yet'}")
+    return found
+
+
+def page_of(folder: Path, asked: ReadOutput, conductors: Sequence[str] | None = None) -> OutputPage:
+    """The lines behind the cursor of these conductors, or of all, in the order of their times. Raises OSError."""
     files = files_in(folder)
     sources = [
-        _lines(folder, name, cursor.get(name, (numbers[0], 0)), numbers, since=wanted.since)
+        _lines(folder, name, asked.cursor.get(name, (numbers[0], 0)), numbers, since=asked.since)
         for name, numbers in files.items()
-        if name in conductors
+        if conductors is None or name in conductors
     ]
-    accepts = _filter(wanted)
+    accepts = filter_of(asked, conductors)
     found: list[OutputLine] = []
-    positions = dict(cursor)
+    positions = dict(asked.cursor)
     more = False
     for scanned, (line, position) in enumerate(heapq.merge(*sources, key=lambda each: each[0].at)):
         if len(found) >= PAGE_LINES or scanned >= SCANNED_LINES:
@@ -118,15 +113,17 @@ def _gap(folder: Path, conductor: str, line: OutputLine) -> OutputLine:
     )
 
 
-def _filter(wanted: Wanted) -> Callable[[OutputLine], bool]:
-    lowest = logging.getLevelNamesMapping().get((wanted.level or "").upper())
+def filter_of(asked: ReadOutput, conductors: Sequence[str] | None) -> Callable[[OutputLine], bool]:
+    """Whether a line is asked for."""
+    lowest = logging.getLevelNamesMapping().get((asked.level or "").upper())
 
     def accepts(line: OutputLine) -> bool:
         return (
-            (wanted.since is None or line.at >= wanted.since)
-            and (wanted.task is None or line.task == wanted.task)
-            and (wanted.episode is None or line.episode == wanted.episode)
+            (asked.since is None or line.at >= asked.since)
+            and (asked.task is None or line.task == asked.task)
+            and (asked.episode is None or line.episode == asked.episode)
             and (lowest is None or _level_of(line) >= lowest)
+            and (conductors is None or line.conductor in conductors)
         )
 
     return accepts

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from governor.journal.journal import Journal
     from governor.logs import LogFormat
     from governor.messages import Alive, Done, Refused
+    from governor.output.collector import Collector
     from governor.runs.assignment import Assignment
     from governor.runs.file_watch import FileWatch
     from governor.runs.run_governor import RunGovernor
@@ -70,6 +71,7 @@ class RunContext:
     client: Client
     journal: Journal
     files: FileWatch
+    output: Collector
     ray: RayProvider
     runs_folder: Path
     runtime_folder: Path
@@ -117,6 +119,8 @@ class ActiveRun:
             for folder in (self.folder, self.socket_folder):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             stack.enter_context(self.context.files.watched(self))
+            await asyncio.to_thread(self.context.output.begin, self.folder)
+            stack.push_async_callback(asyncio.to_thread, self.context.output.end, self.uid)
             content = msgspec.json.format(msgspec.json.encode(self.assignment.run.raw()), indent=2)
             await asyncio.to_thread(write_whole, self.folder / "run.json", content)
             await stack.enter_async_context(

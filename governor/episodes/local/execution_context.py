@@ -6,9 +6,12 @@ import threading
 from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from governor.episodes.progress import EpisodeProgress
+
+if TYPE_CHECKING:
+    from governor.output.attribution import Attribution
 
 RESET: Final = "environment.reset"
 STEP: Final = "environment.step"
@@ -35,6 +38,9 @@ class ExecutionContext(EpisodeProgress):
     agent: str
     where: str = ""
     busy: bool = False
+    attribution: Attribution | None = None
+    """What the worker prints is that of the episode; None in a vector, where several are under way."""
+    phase: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def enter(self, where: str, *, seconds: float | None, index: int = -1, seed: int = 0) -> float:
@@ -45,7 +51,12 @@ class ExecutionContext(EpisodeProgress):
             self.began = monotonic()
             self.deadline = inf if seconds is None else self.began + seconds
             self.busy = True
-            return self.deadline
+        if self.attribution is not None:
+            if index >= 0:
+                self.attribution.begin(phase=self.phase, episode=index)
+            else:
+                self.attribution.begin(phase=self.phase)
+        return self.deadline
 
     def leave(self) -> None:
         """User code has returned. Raises WrittenOff if the watch has declared it hung."""

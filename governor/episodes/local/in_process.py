@@ -28,6 +28,7 @@ from governor.episodes.local.parallel import ParallelWorker
 from governor.episodes.local.stepping import CLOSE_SECONDS, LocalEpisodeWorker, SeveralPlayers
 from governor.episodes.records.checkpoints import COPY_SECONDS
 from governor.errors import ConductorError
+from governor.output.attribution import Attribution
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,6 +107,7 @@ class InProcess:
         """Runs worker `number`."""
         contexts = self._contexts[number * self._vector : (number + 1) * self._vector]
         exits.set_description(partial(_describe_current, contexts))
+        attribution = _attribution(contexts, phase=simulation.command.name)
         agent = next(iter(self._agents.values()))
         built = None
         try:
@@ -121,6 +123,8 @@ class InProcess:
             self._run_worker(simulation, several, contexts[0])
         except WrittenOff:
             log.info("simulation.worker_came_back", worker=number)
+        finally:
+            attribution.end()
 
     def _run_worker(
         self, simulation: Simulation, worker: LocalEpisodeWorker, context: ExecutionContext
@@ -244,6 +248,22 @@ class InProcess:
         if context.where.startswith("agent"):
             return f"agent {context.agent!r}"
         return f"environment {self._simulation.command.environment!r}"
+
+
+def _attribution(contexts: list[ExecutionContext], *, phase: str) -> Attribution:
+    """Of what the calling worker prints: an episode; in a vector that of the environment whose turn it is."""
+    if len(contexts) > 1:
+
+        def describe() -> dict[str, str | int]:
+            current = [context.index for context in contexts if context.busy and context.where]
+            return {"phase": phase, "episode": current[0]} if len(current) == 1 else {"phase": phase}
+
+        attribution = Attribution(describe)
+        attribution.bind()
+    else:
+        attribution = contexts[0].attribution = Attribution()
+        contexts[0].phase = phase
+    return attribution
 
 
 def _describe_current(contexts: list[ExecutionContext]) -> str:

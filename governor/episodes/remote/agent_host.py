@@ -17,6 +17,7 @@ from governor.episodes.remote.agent_runtime import AgentEpisode, AgentRuntime
 from governor.episodes.remote.agent_session import AgentSession
 from governor.episodes.remote.thread_host import ThreadHost
 from governor.errors import ConductorError
+from governor.output.attribution import Attribution
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +75,8 @@ class AgentHost(ThreadHost):
         spaces.require_same(runtime.spaces, given, of=self.name)
         runtime.bind(max_staleness)
         for name in old:
-            self._sessions.pop(name, None)
+            if (replaced := self._sessions.pop(name, None)) is not None:
+                replaced.attribution.end()
         self._sessions[session] = AgentSession(session)
 
     def copy(self, path: Path) -> None:
@@ -91,8 +93,14 @@ class AgentHost(ThreadHost):
 
     def _prepare(self) -> None:
         exits.set_description(lambda: "" if self._runtime is None else self._runtime.describe())
+        Attribution(self._current_fields).bind()
         load(self._source.entry)
         self.loaded = state_file.initial_state(self._source.state_path, self._source.first_state) is not None
+
+    def _current_fields(self) -> dict[str, int]:
+        """As of `attribution`."""
+        episodes = () if self._runtime is None else self._runtime.working_on
+        return {"episode": episodes[0].number} if len(episodes) == 1 and episodes[0].number >= 0 else {}
 
     def _answer(self, peer: bytes, data: bytes) -> bytes | None:
         try:

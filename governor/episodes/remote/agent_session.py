@@ -15,6 +15,7 @@ import numpy as np
 from governor.episodes.remote import wire
 from governor.episodes.remote.agent_runtime import AgentEpisode
 from governor.episodes.spaces import Discrete
+from governor.output.attribution import Attribution
 
 if TYPE_CHECKING:
     from governor.episodes.remote.agent_runtime import AgentRuntime
@@ -24,6 +25,7 @@ class AgentSession:
     """`name` is the identity of the worker's channel."""
 
     def __init__(self, name: bytes) -> None:
+        self.attribution = Attribution()
         self._name = name
         self._episodes: dict[int, AgentEpisode] = {}
 
@@ -35,6 +37,7 @@ class AgentSession:
                 episode.observation = request.observation
                 return self._act(runtime, episode, request.number)
             case wire.BeginFrame():
+                self.attribution.begin_raw(episode=request.episode)
                 episode = self._begin(runtime, 0, request.episode, request.observation, train=request.train)
                 return self._act(runtime, episode, request.number)
             case wire.FinishFrame():

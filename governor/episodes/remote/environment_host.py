@@ -17,6 +17,7 @@ from governor.episodes.conforming import first_observation, observer, stepper
 from governor.episodes.entries import Abandoned, Environment, make_environment, one_line
 from governor.episodes.remote import wire
 from governor.episodes.remote.thread_host import ThreadHost
+from governor.output.attribution import Attribution
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,9 +42,11 @@ class EnvironmentHost(ThreadHost):
         self._episodes: dict[int, int] = {}
         """By slot: the episode of its last reset."""
         self._method = "reset"
+        self._attribution = Attribution(self._current_fields if vector > 1 else None)
 
     def _prepare(self) -> None:
         exits.set_description(self._describe_current)
+        self._attribution.bind()
         self._environments = [make_environment(self._entry, self._params) for _ in range(self._vector)]
         self.observation_space, self.action_space = spaces.of_environment(
             self._environments[0], entry=self._entry
@@ -68,6 +71,7 @@ class EnvironmentHost(ThreadHost):
                 return wire.encode(wire.SteppedFrame(request.number, *self._step(0, request.action)))
             if isinstance(request, wire.ResetFrame):
                 self._episodes[0] = request.episode
+                self._attribution.begin(episode=request.episode)
                 return wire.encode(wire.ObservedFrame(request.number, self._reset(0, request.seed)))
             return wire.encode(self._handle_many(request))
         except Abandoned:
@@ -113,11 +117,17 @@ class EnvironmentHost(ThreadHost):
         observation, _, reward, terminated, truncated = self._steppers[slot](action)
         return observation, reward, terminated, truncated
 
+    def _current_fields(self) -> dict[str, int]:
+        """As of `attribution`: in a vector, those of the slot whose code runs."""
+        episode = self._episodes.get(-1 if self.current_slot is None else self.current_slot)
+        return {} if episode is None else {"episode": episode}
+
     def _describe_current(self) -> str:
         slot = self.current_slot
         return "" if slot is None else f"environment.{self._method} of episode {self._episodes.get(slot)}"
 
     def _finish(self) -> None:
+        self._attribution.end()
         for environment in self._environments:
             close = getattr(environment, "close", None)
             if close is not None:

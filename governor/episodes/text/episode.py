@@ -26,6 +26,7 @@ from governor.episodes.text.environments import user_calls
 from governor.episodes.text.environments.environment import EnvironmentFault, TextStep
 from governor.episodes.text.environments.process import TextProcess
 from governor.errors import GovernorError, UsageError
+from governor.output.attribution import attributed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -129,6 +130,10 @@ class TextEpisode:
 
     async def play(self) -> None:
         """Raises only a cancellation."""
+        with attributed(**({} if self.actor.episode is None else {"episode": self.actor.episode})):
+            await self._play_in_time()
+
+    async def _play_in_time(self) -> None:
         record, limit = self.record, self._context.timeout
         deadline = asyncio.timeout(limit)
         try:
@@ -214,6 +219,8 @@ class TextEpisode:
             step = getattr(local, "step", None)
             if inspect.iscoroutinefunction(step) and "key" in inspect.signature(step).parameters:
                 environment: TextEnvironment = local
+                if isinstance(environment, TextProcess) and actor.episode is not None:
+                    await environment.begin(episode=actor.episode)
                 return environment
             return await TextProcess.started(local, timeout=START_SECONDS)
         if actor.transport != "http" or not actor.base_url:

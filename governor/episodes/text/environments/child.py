@@ -27,6 +27,8 @@ from typing import Any, Final
 
 from governor.episodes.entries import load, one_line
 from governor.message_stream import MessageStream, StreamClosed, framed
+from governor.output import capture
+from governor.output.attribution import Attribution
 from governor.processes import guard, prctl
 
 STEP_NAMES = ("reward", "terminated", "truncated", "info")
@@ -40,6 +42,8 @@ def main() -> None:
     """Serves until the socket ends, or `close`."""
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # to a file it would come in blocks
     _fork_below_supervisor(parent=int(sys.argv[2]), descriptor=int(sys.argv[1]))
+    capture.capture_as_told()
+    attribution = Attribution()
     with socket.socket(fileno=int(sys.argv[1])) as sock:
         sock.set_inheritable(False)
         os.register_at_fork(after_in_child=sock.close)
@@ -47,6 +51,9 @@ def main() -> None:
         environment: Any = None
         with suppress(StreamClosed):  # the parent is gone
             while (order := requests.wait_message(pickle.loads))[0] != "close":
+                if order[0] == "begin":
+                    attribution.begin(**order[1])
+                    continue
                 try:
                     if environment is None:
                         environment = _make(*order)
@@ -56,6 +63,7 @@ def main() -> None:
                     data = json.dumps(answer, default=plain).encode()
                 except BaseException as error:  # noqa: BLE001 - user code: whatever it raises is its fault, SystemExit too
                     data = json.dumps({"fault": one_line(error)}).encode()
+                capture.flush()
                 sock.sendall(framed(data))
         close = getattr(environment, "close", None)
         if callable(close):

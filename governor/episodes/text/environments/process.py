@@ -33,6 +33,7 @@ from governor.episodes.text.environments.environment import (
 )
 from governor.episodes.text.environments.user_calls import run_to_completion
 from governor.message_stream import READ_BYTES, MessageBuffer, MessageTooLarge, framed
+from governor.output import capture
 from governor.processes import kill_ladder, kill_tree
 from governor.processes.identity import ProcessIdentity
 from governor.processes.readiness import is_readable, readable
@@ -108,6 +109,12 @@ class TextProcess:
         if self._closed:
             return "closed"
         return f"broken: {self.broken}" if self.broken else "at work"
+
+    async def begin(self, **fields: str | float) -> None:
+        """What it prints belongs to `fields` from now on."""
+        if not self.broken and not self._closed:
+            with contextlib.suppress(OSError):  # the next call says why
+                await self._send(pickle.dumps(("begin", fields)))
 
     async def reset(self, *, seed: int, timeout: float) -> None:  # noqa: ASYNC109 - one deadline, owned here
         """Does nothing if the environment has no `reset`."""
@@ -204,8 +211,8 @@ class _Child:
                 str(os.getpid()),
             ],
             stdin=subprocess.DEVNULL,
-            stdout=2,  # the parent's standard output is not for user code
-            env={**os.environ, "PYTHONPATH": path},
+            stdout=2,  # the parent's standard output is not for user code; if that is captured, so is the child's own
+            env={**os.environ, "PYTHONPATH": path, **capture.for_child()},
             pass_fds=[descriptor],
             start_new_session=True,
         )
