@@ -30,7 +30,7 @@ from governor.errors import ExitCode, JournalError, NoRoom, NoSuchRun
 from governor.processes import guard
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from governor.cli.view import RunView
     from governor.config import Config
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from governor.executor import Executor
     from governor.messages import OutputLine, RunEvent, RunResult, WatchEnd
 
+SHOWN_AT_ONCE = 100
+"""Lines of user code that a terminal shows, several times a second."""
 OUTPUT_SECONDS = 5.0
 """How long the last lines of a run that has ended may take."""
 
@@ -131,7 +133,7 @@ async def _run(
     notifier: SystemdNotifier,
     shown: display.Display,
     show_result: Callable[[RunResult], None],
-    show_output: Callable[[OutputLine], None] | None,
+    show_output: Callable[[Sequence[OutputLine]], None] | None,
 ) -> int:
     from governor import logs  # noqa: PLC0415  # heavy, and only after the check
     from governor.daemon.daemon import Daemon  # noqa: PLC0415  # as above
@@ -161,7 +163,7 @@ async def _follow(
     uid: str,
     shown: display.Display,
     daemon: Daemon,
-    show_output: Callable[[OutputLine], None] | None,
+    show_output: Callable[[Sequence[OutputLine]], None] | None,
 ) -> WatchEnd | None:
     """Follows until the end of the run, or of the daemon: that ends when the disk is full, for example."""
 
@@ -192,18 +194,24 @@ async def _follow(
         await asyncio.wait({following, crash})
 
 
-async def _follow_output(executor: Executor, uid: str, show: Callable[[OutputLine], None]) -> None:
+async def _follow_output(executor: Executor, uid: str, show: Callable[[Sequence[OutputLine]], None]) -> None:
     from governor.messages import ReadOutput  # noqa: PLC0415  # not for --help
 
-    async for line in executor.logs(ReadOutput(uid=uid), follow=True):
-        show(line)
+    async for page in executor.output_pages(ReadOutput(uid=uid), follow=True):
+        if page.lines:
+            show(page.lines)
 
 
-def _show_output(line: OutputLine, *, is_raw: bool) -> None:
-    """Prints a line of user code to standard error: above the progress on a terminal."""
+def _show_output(found: Sequence[OutputLine], *, is_raw: bool) -> None:
+    """Prints what user code printed to standard error: above the progress on a terminal, where nobody reads thousands of lines a second."""
+    left_out = max(len(found) - SHOWN_AT_ONCE, 0) if sys.stderr.isatty() else 0
+    text = [
+        lines.plain(line.text) if is_raw else lines.output(line, is_short=True) for line in found[left_out:]
+    ]
+    if left_out:
+        text.insert(0, f"… {left_out:,} lines, which are in the run's files")
     with contextlib.suppress(OSError, ValueError):  # the terminal is gone
-        text = lines.plain(line.text) if is_raw else lines.output(line, is_short=True)
-        sys.stderr.write(f"{text}\n")  # which the live panel has replaced, unlike click's
+        sys.stderr.write("\n".join((*text, "")))  # which the live panel has replaced, unlike click's
 
 
 @contextlib.contextmanager

@@ -21,19 +21,15 @@ import sys
 import threading
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from governor.logs import TolerantOutput
 from governor.output import attribution, spool
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 VARIABLE: Final = "RUN_GOVERNOR_OUTPUT"
 SUFFIXES: Final = tuple(spool.STREAMS)
 HELD_CHARACTERS: Final = 8192
 """Of a line that is not over; more of it is written."""
-WRITE_BYTES: Final = 1 << 20
 _LINE_BUFFERED: Final = 1
 """_IOLBF of libc."""
 
@@ -67,12 +63,14 @@ class Output(TolerantOutput):
         self._unfinished: set[int] = set()
         """Threads whose last record is a part of a line."""
         self._lost = 0
+        self._was_closed = False
 
     def identify(self) -> None:
         """Its spool is a new one."""
         status = os.fstat(self.spool)
         self._identity = (status.st_dev, status.st_ino)
         self.is_captured = True
+        self._was_closed = False
 
     def write(self, text: str) -> int:
         if not isinstance(text, str):
@@ -109,11 +107,14 @@ class Output(TolerantOutput):
 
     def _put(self, thread: int, fields: bytes, text: str, *, more: bool) -> None:
         data = text.encode("utf-8", "backslashreplace")
+        is_spool = False
         try:
             status = os.fstat(self.index + 1)
-            is_spool = self.is_captured and (status.st_dev, status.st_ino) == self._identity
-        except OSError:  # user code has closed it
-            is_spool = self.is_captured
+            is_spool = (status.st_dev, status.st_ino) == self._identity
+        except OSError:
+            self._was_closed = True
+        # After user code has closed it, another file may have its number.
+        is_spool = self.is_captured and (is_spool or self._was_closed)
         if not is_spool:
             with contextlib.suppress(OSError, ValueError):
                 self.buffer.write(data if more else data + b"\n")
@@ -121,47 +122,36 @@ class Output(TolerantOutput):
             return
         if self._lost:
             fields = b'%b"lost":%d,' % (fields, self._lost)
-        written, process = 0, attribution.process_attribution()
+        process = attribution.process_attribution()
         try:
-            for records in self._records(thread, fields, data, more=more):
-                written += os.write(self.spool, records)
+            left = memoryview(self._records(thread, fields, data, more=more))
+            while left:
+                written = os.write(self.spool, left)
+                left = left[written:]
+                if process is not None and not _forked:
+                    process.tagged[self.index] += written
             self._lost = 0
         except OSError:
             self._lost += data.count(b"\n") + 1
-        if process is not None and not _forked:
-            process.tagged[self.index] += written
 
-    def _records(self, thread: int, fields: bytes, data: bytes, *, more: bool) -> Iterator[bytes]:
-        """What is to be written, in portions of `WRITE_BYTES`."""
-        records: list[bytes] = []
-        size = 0
-        *lines, last = data.split(b"\n")
-        for number, line in enumerate((*lines, last)):
-            is_over = number < len(lines) or not more
-            start = 0
-            while len(line) - start > spool.LINE_BYTES or not is_over:
-                self._unfinished.add(thread)
-                text = line[start : start + spool.LINE_BYTES]
-                records.append(spool.record(b'%b"part":%d,"more":1,' % (fields, thread), text))
-                start += len(text)
-                size += len(text)
-                if start >= len(line) and not is_over:
-                    break
-                if size > WRITE_BYTES:
-                    yield b"".join(records)
-                    records, size = [], 0
-            if is_over:
-                part = b""
-                if thread in self._unfinished:
-                    self._unfinished.discard(thread)
-                    part = b'"part":%d,' % thread
-                records.append(spool.record(fields + part, line[start:] if start else line))
-                size += len(line)
-            if size > WRITE_BYTES:
-                yield b"".join(records)
-                records, size = [], 0
-        if records:
-            yield b"".join(records)
+    def _records(self, thread: int, fields: bytes, data: bytes, *, more: bool) -> bytes:
+        """What is to be written. Of much text at once only what it belongs to is a record: that is faster for both sides."""
+        if more:
+            self._unfinished.add(thread)
+            fields = b'%b"part":%d,"more":1,' % (fields, thread)
+            parts = range(0, len(data), spool.LINE_BYTES)
+            return b"".join(spool.record(fields, data[start : start + spool.LINE_BYTES]) for start in parts)
+        first = b""
+        if thread in self._unfinished:
+            self._unfinished.discard(thread)
+            line, newline, data = data.partition(b"\n")
+            first = spool.record(b'%b"part":%d,' % (fields, thread), line[: spool.LINE_BYTES])
+            if not newline:
+                return first
+        if len(data) > spool.LINE_BYTES:
+            since = os.lseek(self.spool, 0, os.SEEK_END) + len(first)
+            return b"%b%b\n%b" % (first, data, spool.mark(fields, since))
+        return first + b"".join(spool.record(fields, line) for line in data.split(b"\n"))
 
 
 class _LastHandler(logging.StreamHandler[Any]):

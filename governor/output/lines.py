@@ -67,12 +67,13 @@ def header_of(data: bytes) -> Header | None:
 class _Unfinished:
     """A line that is not over."""
 
-    __slots__ = ("at", "header", "patience", "text")
+    __slots__ = ("at", "header", "is_redrawn", "patience", "text")
 
     def __init__(self, header: Header, at: float) -> None:
         self.header = header
         self.at = at
         self.patience = PARTIAL_SECONDS
+        self.is_redrawn = False
         self.text = bytearray()
 
 
@@ -115,7 +116,7 @@ class SpoolLines:
     def late(self, at: float) -> list[OutputLine]:
         """Parts of lines that nobody should wait for any longer."""
         for one in list(self._open.values()):
-            if one.text and b"\r" not in one.text and at - one.at >= one.patience:
+            if one.text and not one.is_redrawn and at - one.at >= one.patience:
                 self._give(one, one.text, partial=True)
                 one.text.clear()
                 one.at, one.patience = at, min(2 * one.patience, LONGEST_WAIT)
@@ -184,6 +185,7 @@ class SpoolLines:
         one = self._open[part]
         one.text += data
         if b"\r" in data:
+            one.is_redrawn = True
             one.text[:] = _last_state(one.text)
         while len(one.text) > spool.LINE_BYTES:
             self._give(one, one.text[: spool.LINE_BYTES], partial=True)

@@ -73,34 +73,36 @@ class SpoolReader:
         if self._lines_left < min(100, self.lines_per_second) or allowed < _MARK_BYTES:
             allowed = 0
         backlog = size - self._offset
-        found: list[OutputLine] = []
-        dropped = [0, 0]
-        keep = max(allowed, KEPT_BYTES) if all_left else (allowed or KEPT_BYTES)
         self.is_at_its_rate = backlog > allowed
-        if backlog > keep:
+        found: list[OutputLine] = []
+        if all_left:
+            allowed = max(allowed, KEPT_BYTES)
+        if backlog > 2 * max(allowed, KEPT_BYTES):  # the first and the newest lines are kept
+            found += self._read(allowed // 2, at)
             found += self.lines.close(at)
-            self._skip(size - keep, dropped)
-        data = self._data(min(size - self._offset, keep if all_left else allowed))
+            allowed -= allowed // 2
+            dropped = self._skip(size - max(allowed, KEPT_BYTES))
+            found.append(self._gap(at, dropped))
+        found += self._read(min(size - self._offset, allowed), at)
+        found += self.lines.late(at)
+        if self.lines.lost:
+            found.append(self._gap(at, (self.lines.lost, 0)))
+            self.lines.lost = 0
+        self._free()
+        return _in_order(found, at)
+
+    def _read(self, allowed: int, at: float) -> list[OutputLine]:
+        if not allowed:
+            return []
+        data = self._data(allowed)
         start = self._offset
         self._offset += len(data)
         lines = self.lines.feed(data, offset=start, at=at, page=self._page_now())
-        lines += self.lines.late(at)
         if lines:
             self._line_bytes = max(0.5 * self._line_bytes + 0.5 * len(data) / len(lines), 8.0)
-        if (surplus := len(lines) - int(self._lines_left)) > 0 and not all_left:
-            dropped[0] += surplus
-            dropped[1] += sum(len(line.text) for line in lines[:surplus])
-            del lines[:surplus]
         self._lines_left -= len(lines)
         self._bytes_left -= len(data)
-        if self.lines.lost:
-            dropped[0] += self.lines.lost
-            self.lines.lost = 0
-        if dropped[0]:
-            found.append(self._gap(lines[0].at if lines else at, dropped))
-        found += _in_order(lines)
-        self._free()
-        return found
+        return lines
 
     def is_over(self) -> bool:
         """Whether nobody can write any more. Asked only if it has not grown for a while."""
@@ -158,8 +160,8 @@ class SpoolReader:
         header = header_of(b"{%b}" % shown[1].rstrip(b",")) if shown is not None else None
         return Page(shown[0][self._stream], header) if shown is not None and header is not None else None
 
-    def _skip(self, until: int, dropped: list[int]) -> None:
-        """Skips to the beginning of the first line behind `until`; counts."""
+    def _skip(self, until: int) -> tuple[int, int]:
+        """Skips to the beginning of the first line behind `until`; returns the lines and bytes that it has skipped."""
         counted = lines = 0
         while self._offset + counted < until and counted < COUNTED_BYTES:
             data = os.pread(self._file, min(_PORTION, until - self._offset - counted), self._offset + counted)
@@ -168,20 +170,19 @@ class SpoolReader:
             lines += data.count(b"\n")
             counted += len(data)
         size = until - self._offset
-        first = os.pread(self._file, spool.LINE_BYTES, until)
-        until += first.find(b"\n") + 1
-        dropped[0] += (lines if size == counted else lines * size // max(counted, 1)) + 1
-        dropped[1] += until - self._offset
+        until += os.pread(self._file, spool.LINE_BYTES, until).find(b"\n") + 1
+        skipped = until - self._offset
         self._offset = until
+        return (lines if size == counted else lines * size // max(counted, 1)) + 1, skipped
 
-    def _gap(self, at: float, dropped: list[int]) -> OutputLine:
+    def _gap(self, at: float, dropped: tuple[int, int]) -> OutputLine:
         return OutputLine(
             at=at,
             conductor=self.conductor,
             pid=self._pid,
             stream=tuple(spool.STREAMS.values())[self._stream],
             text="",
-            dropped=(dropped[0], dropped[1]),
+            dropped=dropped,
         )
 
     def _free(self) -> None:
@@ -215,11 +216,11 @@ def _opened(path: Path) -> int | None:
         return None
 
 
-def _in_order(lines: list[OutputLine]) -> list[OutputLine]:
-    """The time of raw lines is that of reading: what Python wrote behind one was not before it."""
-    until = float("inf")
+def _in_order(lines: list[OutputLine], at: float) -> list[OutputLine]:
+    """The time of raw lines is that of reading, `at`: what Python wrote behind one was not before it."""
+    until = at
     for index in range(len(lines) - 1, -1, -1):
-        if lines[index].at > until:
+        if lines[index].at == at and until < at:
             lines[index] = msgspec.structs.replace(lines[index], at=until)
-        until = lines[index].at
+        until = min(lines[index].at, at)
     return lines

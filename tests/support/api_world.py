@@ -6,6 +6,7 @@ import contextlib
 import tempfile
 from pathlib import Path
 
+from governor.config import LogsConfig
 from governor.daemon.api import DaemonApi
 from governor.daemon.run_queue import RunQueue
 from governor.errors import ConfigError
@@ -17,6 +18,7 @@ from governor.messages import (
     SERVICE,
     TaskRecord,
 )
+from governor.output.collector import Collector
 from governor.runs.active_run import RunContext
 from transport.access import Secret
 from transport.broker import Broker, BrokerSettings
@@ -74,6 +76,8 @@ async def open_api():
             journal = Journal(folder / "governor.db")
             stack.push_async_callback(journal.close)
             own = await stack.enter_async_context(Client(client))
+            output = Collector(folder, LogsConfig)
+            stack.callback(output.close)
             site = RunContext(
                 client_endpoint=client,
                 private_endpoint=client,
@@ -82,6 +86,7 @@ async def open_api():
                 client=own,
                 journal=journal,
                 files="not watched",
+                output=output,
                 ray="not started",
                 runs_folder=folder,
                 runtime_folder=folder,
