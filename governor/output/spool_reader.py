@@ -217,10 +217,10 @@ def _opened(path: Path) -> int | None:
 
 
 def _in_order(lines: list[OutputLine], at: float) -> list[OutputLine]:
-    """The time of raw lines is that of reading, `at`: what Python wrote behind one was not before it."""
+    """The time of raw lines is that of reading: what Python wrote behind one was not before it. None is later than now, `at`."""
     until = at
     for index in range(len(lines) - 1, -1, -1):
-        if lines[index].at == at and until < at:
+        if lines[index].at > until:
             lines[index] = msgspec.structs.replace(lines[index], at=until)
-        until = min(lines[index].at, at)
+        until = lines[index].at
     return lines
