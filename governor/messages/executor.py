@@ -74,7 +74,8 @@ class ReadOutput(Message, frozen=True):
 
 
 class OutputLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line that user code has written. `at` is when Python wrote it, or when other output was seen (seconds since 1970).
+    """One line that user code has written. `at` is when Python wrote it, or when other output was seen (seconds since 1970). `node` is
+    the address of the machine, if it is another one.
     `partial`: it goes on in the next line of that process and stream, or its process ended within it. `dropped`: instead of
     lines, so many lines and bytes are missing here.
     """
@@ -92,6 +93,7 @@ class OutputLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     phase: str = ""
     episode: int | None = None
     evaluation: int | None = None
+    node: str = ""
     partial: bool = False
     dropped: tuple[int, int] | None = None
 

@@ -100,8 +100,7 @@ class ProcessAttribution:
             self._show()
 
     def begin(self, one: Attribution) -> None:
-        if one not in self._active:
-            self._active[one] = None
+        self._active[one] = None
         self._switch(one.begun if len(self._active) == 1 else b"")
 
     def end(self, one: Attribution) -> None:
@@ -114,27 +113,29 @@ class ProcessAttribution:
     def _switch(self, fields: bytes) -> None:
         if fields == self.fields:
             return
-        sizes = (os.lseek(self._spools[0], 0, os.SEEK_END), os.lseek(self._spools[1], 0, os.SEEK_END))
+        out, err = self._spools
+        sizes = (os.lseek(out, 0, os.SEEK_END), os.lseek(err, 0, os.SEEK_END))
         old, self.fields = self.fields, fields
-        tagged, self.tagged = self.tagged, [0, 0]
-        for index in (0, 1):
-            if sizes[index] - self._since[index] != tagged[index]:
-                self._write(index, spool.mark(old, self._since[index]))
-            if self._page is None:
-                self._write(index, spool.mark(fields))
-        self._since = sizes
+        if self._page is None or sizes != self._since:
+            tagged, self.tagged = self.tagged, [0, 0]
+            for index in (0, 1):
+                if sizes[index] - self._since[index] != tagged[index]:
+                    self._write(index, spool.mark(old, self._since[index]))
+                if self._page is None:
+                    self._write(index, spool.mark(fields))
+            self._since = sizes
         self._show()
+
+    def _show(self) -> None:
+        if self._page is not None:
+            body = (_SINCE.pack(*self._since) + self.fields)[: PAGE_BYTES - _HEAD.size]
+            self._page[: _HEAD.size + len(body)] = _HEAD.pack(len(body), zlib.crc32(body)) + body
 
     def _write(self, index: int, data: bytes) -> None:
         try:
             self.tagged[index] += os.write(self._spools[index], data)
         except OSError:  # a full disk: the lines around it are lost, too
             return
-
-    def _show(self) -> None:
-        if self._page is not None:
-            body = _SINCE.pack(*self._since) + self.fields
-            self._page[: _HEAD.size + len(body)] = _HEAD.pack(len(body), zlib.crc32(body)) + body
 
     def use(self, descriptors: tuple[int, int]) -> None:
         """Its spools have these descriptors now."""

@@ -43,6 +43,7 @@ class Header(msgspec.Struct, frozen=True):
     phase: str = ""
     episode: int | None = None
     evaluation: int | None = None
+    node: str = ""
 
 
 class Page(NamedTuple):
@@ -159,8 +160,12 @@ class SpoolLines:
             self.lost += header.lost
             if not header.mark:
                 self._text(header, line[start + text :], is_over=not header.more)
-            elif header.since is None:
+                return
+            if header.since is None:
                 self._marked = header
+            raw = self._open.pop(None, None)  # what follows belongs to something else
+            if raw is not None and raw.text:
+                self._give(raw, raw.text)
             return
         self._raw(line, offset, at, is_over=True)
 
@@ -223,6 +228,7 @@ class SpoolLines:
                 phase=header.phase,
                 episode=header.episode,
                 evaluation=header.evaluation,
+                node=header.node,
                 partial=partial,
             )
         )

