@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from governor.tasks.scheduling.ready_queue import ReadyQueue
 
 BUNDLE_SECONDS: Final = 0.01
+LEAST_SECONDS: Final = 0.001
+"""A bundle is not split further for the sake of fairness: that would cost more than it gains."""
 LARGEST: Final = 256
 RUN_SECONDS: Final = 20e-6
 """Seconds that an empty run costs its runner."""
@@ -33,10 +35,9 @@ class Bundles:
         self._means[kind] = seconds if mean is None else mean + WEIGHT * (seconds - mean)
 
     def take(self, queue: ReadyQueue, shape: Shape, now: float, *, most: int) -> list[SubTask]:
-        """The next sub-tasks for one runner, at least one. The queue must not be empty."""
+        """The next sub-tasks for one runner, at least one, and `most` unless they are very short. The queue must not be empty."""
         taken: list[SubTask] = []
         seconds = 0.0
-        most = min(most, LARGEST)
         while (subtask := queue.peek(shape, now)) is not None:
             mean = self._means.get(subtask.node.spec.call.partition("#")[0])
             if mean is not None:
@@ -45,6 +46,6 @@ class Bundles:
                 break
             queue.take(shape, now)
             taken.append(subtask)
-            if mean is None or len(taken) >= most:
+            if mean is None or len(taken) >= LARGEST or (len(taken) >= most and seconds >= LEAST_SECONDS):
                 break
         return taken

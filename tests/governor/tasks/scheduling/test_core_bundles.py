@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from governor.tasks.protocol.wire import Begun, Over
 from governor.tasks.scheduling.attempts import REVOKE_AFTER
+from governor.tasks.scheduling.bundles import BUNDLE_SECONDS, LEAST_SECONDS, RUN_SECONDS
 from governor.tasks.scheduling.events import (
     Cancelled,
     Dispatch,
@@ -158,3 +159,14 @@ def test_what_waits_on_a_runner_is_taken_back_and_cancelled_with_its_batch():
     assert (record.outcome, record.attempts) == ("cancelled", 0)
     assert not driver.of(Dispatch, driver.end(sent, 0.7))
     assert driver.records("c")["b", 0].outcome == "succeeded"
+
+
+def test_the_last_tasks_are_shared_between_runners_unless_they_are_very_short():
+    for seconds, least in ((0.0, LEAST_SECONDS / RUN_SECONDS), (LEAST_SECONDS, 1)):
+        driver = Driver(*(task(f"t{n}") for n in range(60)), slots=2)
+        first, _ = driver.ready(0), driver.ready(1)
+        [sent] = driver.of(Dispatch, driver.do(first, 0.0, seconds=seconds))
+        waiting = 58
+        assert len(sent.attempts) == max(
+            min(waiting, least), min(waiting // 2, BUNDLE_SECONDS // (seconds + RUN_SECONDS))
+        )

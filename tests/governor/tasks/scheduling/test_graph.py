@@ -57,9 +57,9 @@ def test_cycles_are_listed_up_to_a_limit():
 
 def test_a_chain_of_ten_thousand_is_fine_and_as_a_ring_it_is_one_fault():
     chain = [task("t0"), *(task(f"t{n}", f"t{n - 1}") for n in range(1, 10_000))]
-    began = time.perf_counter()
+    began = time.process_time()
     assert faults(chain) == []
     [fault] = faults([task("t0", "t9999"), *chain[1:]])
     assert fault.task_index == 0
     assert "(10000 tasks)" in fault.message
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
