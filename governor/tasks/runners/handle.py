@@ -68,6 +68,7 @@ class RunnerHandle:
     """Until it connects: the runner of an earlier driver that it was."""
     is_kept: bool = False
     """Whether it lives on for another driver."""
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _actor: Any = None
     _call_of_actor: ActorCall | None = None
     _call: asyncio.Future[str] = field(default_factory=asyncio.Future)
@@ -89,9 +90,16 @@ class RunnerHandle:
         """Whether it was kept by an earlier driver, and has not come back though nobody has ended it."""
         return self.kept is not None and not self._kill_reason
 
-    def start(self, create: Callable[[RunnerHandle], tuple[Any, ActorCall]]) -> None:
-        """Creates its actor; `create` is called in Ray's thread, and returns the actor and its one call."""
+    def start(self, create: Callable[[RunnerHandle], None]) -> None:
+        """Creates its actor; `create` is called in Ray's thread, and calls `follow_actor`."""
         self.track(self._start(create), "start")
+
+    def follow_actor(self, actor: Any, call: ActorCall) -> None:
+        """In Ray's thread: its actor, and the one call of that. Before a runner that was kept is told to connect: it may be
+        used and let go of before the next line.
+        """
+        self._actor, self._call_of_actor = actor, call
+        call.follow(lambda outcome: call_in_loop(self._loop, partial(self._call_ended, outcome)))
 
     def connect(self, process: RunnerProcess) -> bool:
         """Whether it is ready; else it is to be killed, or has exited."""
@@ -167,19 +175,16 @@ class RunnerHandle:
 
     # -- start ----------------------------------------------------------------------------------------------
 
-    async def _start(self, create: Callable[[RunnerHandle], tuple[Any, ActorCall]]) -> None:
-        loop = asyncio.get_running_loop()
-
+    async def _start(self, create: Callable[[RunnerHandle], None]) -> None:
         def in_ray() -> None:
             if self.state is not RunnerState.STARTING:
                 raise RuntimeError(self._kill_reason)
-            self._actor, self._call_of_actor = create(self)
-            self._call_of_actor.follow(lambda call: call_in_loop(loop, partial(self._call_ended, call)))
+            create(self)
 
         try:
             await self.cluster.call(in_ray)
             if self.kept is not None:
-                loop.call_later(BACK_SECONDS, self.end, Cause.NOT_BACK)
+                self._loop.call_later(BACK_SECONDS, self.end, Cause.NOT_BACK)
         except Exception as error:  # noqa: BLE001  # whatever Ray raises, the runner did not start
             refused = f"Ray refused the runner: {type(error).__name__}: {error}"
             self.end(Cause.NOT_CREATED, self._kill_reason or refused)

@@ -220,8 +220,8 @@ class Runners:
 
     # -- start and end of one runner ------------------------------------------------------------------------
 
-    def _create(self, handle: RunnerHandle) -> tuple[Any, ActorCall]:
-        """The actor, and its one call. In Ray's thread."""
+    def _create(self, handle: RunnerHandle) -> None:
+        """In Ray's thread."""
         driver = Serve(
             run=self._run,
             run_folder=str(self._folder),
@@ -233,8 +233,9 @@ class Runners:
         )
         if (kept := self._take(handle)) is not None:
             handle.kept = kept
+            handle.follow_actor(kept.actor, kept.call)
             kept.serve(driver)
-            return kept.actor, kept.call
+            return
         name = f"runner-{secrets.token_hex(16)}"
         given = RunnerSettings(
             import_path=list(self._import_path),
@@ -245,7 +246,7 @@ class Runners:
         settings.store(name, given)
         options = ray_options(handle.shape, planned=handle.planned, nodes=len(self._cluster.nodes))
         actor = _actor_class().options(name=name, namespace=ACTOR_NAMESPACE, **options).remote()
-        return actor, ActorCall(actor.serve.remote())
+        handle.follow_actor(actor, ActorCall(actor.serve.remote()))
 
     def _take(self, handle: RunnerHandle) -> IdleRunner | None:
         """A warm runner for this one, if it is plain and meant for this machine."""

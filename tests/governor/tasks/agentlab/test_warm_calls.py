@@ -69,6 +69,27 @@ def test_the_next_call_has_the_same_runners_and_so_has_a_scheduler():
     assert kept() == first
 
 
+def test_a_runner_that_is_used_before_rays_thread_goes_on_is_kept(monkeypatch):
+    """It connects as soon as it is told: a short call is over before the thread that told it has the processor again."""
+    first = pids_of(*both())
+    serve, keep = warm_runners.IdleRunner.serve, handle.RunnerHandle.keep
+    asked = threading.Event()
+
+    def serve_slowly(runner, driver):
+        told = serve(runner, driver)
+        assert asked.wait(20)
+        return told
+
+    def note(self, path):
+        asked.set()
+        return keep(self, path)
+
+    monkeypatch.setattr(warm_runners.IdleRunner, "serve", serve_slowly)
+    monkeypatch.setattr(handle.RunnerHandle, "keep", note)
+    used = pids_of(Exp("a", "pid"))
+    assert used <= kept() & first
+
+
 def test_calls_leave_nothing_behind_in_the_memory_of_their_process():
     def objects_after(calls):
         for _ in range(calls):
