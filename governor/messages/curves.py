@@ -1,0 +1,237 @@
+"""Curves: how a metric went over episodes, steps and time, in a bounded size whatever the number of its values.
+
+Rules:
+1. A curve has at most `WINDOWS` windows of equal width along its key: the episode's index, or the step of a value that belongs to
+   no episode. One more, and all windows double in width. Only windows with values are kept.
+2. A curve is a function of the set of its values: order, batches, restarts and merges change nothing, not even a bit. So sums are
+   exact, and windows and buckets are aligned at powers of two: a coarser one is exactly two finer ones.
+3. The quantiles of a window are read from a histogram of at most `BUCKETS` buckets with values. One more, and they double in width.
+4. NaN, the infinities and what is beyond +-`HUGE` are counted, and are in no window.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise, repeat
+from math import frexp, fsum, ldexp
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+WINDOWS: Final = 160
+BUCKETS: Final = 32
+HUGE: Final = 1e290
+"""Sums of values below it can't overflow."""
+PENDING: Final = 100
+"""Values that are put into their windows together."""
+QUANTILES: Final = (0.1, 0.25, 0.5, 0.75, 0.9)
+_PRECISION: Final = 40
+"""Bits: a bucket is at least this much narrower than the largest magnitude of its window."""
+_LOWEST: Final = -1114
+"""Level of a window whose values are all 0."""
+
+
+class Window(msgspec.Struct, gc=False):
+    """Values side by side: their number, minimum and maximum, the range of their steps and times. `sums`: floats with their
+    exact sum. `buckets`: msgpack of [index, count, gap to the next index, its count, ...]; bucket i has the values v with
+    trunc(v / 2**level) == i.
+    """
+
+    count: int
+    low: float
+    high: float
+    first_step: int
+    last_step: int
+    first_at: float
+    last_at: float
+    sums: tuple[float, ...]
+    level: int
+    buckets: bytes
+
+    @classmethod
+    def of(
+        cls, values: Sequence[float], steps: Sequence[int], times: Sequence[float], *, level: int = _LOWEST
+    ) -> Window:
+        """Of at least one value, in any order; to be merged with one of this `level`."""
+        low, high = min(values), max(values)
+        level = max(level, _finest(low, high))
+        counts: dict[int, int] = Counter(map(int, map(ldexp, values, repeat(-level))))
+        level, counts = _coarser(level, counts, level)
+        return cls(
+            count=len(values),
+            low=low,
+            high=high,
+            first_step=min(steps),
+            last_step=max(steps),
+            first_at=min(times),
+            last_at=max(times),
+            sums=_exact_sum(values),
+            level=level,
+            buckets=_pack(counts),
+        )
+
+    def merge(self, other: Window) -> None:
+        self.count += other.count
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+        self.first_step = min(self.first_step, other.first_step)
+        self.last_step = max(self.last_step, other.last_step)
+        self.first_at, self.last_at = min(self.first_at, other.first_at), max(self.last_at, other.last_at)
+        self.sums = _exact_sum((*self.sums, *other.sums))
+        level = max(self.level, other.level, _finest(self.low, self.high))
+        _, counts = _coarser(self.level, _unpack(self.buckets), level)
+        _, others = _coarser(other.level, _unpack(other.buckets), level)
+        for index, count in others.items():
+            counts[index] = counts.get(index, 0) + count
+        self.level, counts = _coarser(level, counts, level)
+        self.buckets = _pack(counts)
+
+    @property
+    def mean(self) -> float:
+        return fsum(self.sums) / self.count
+
+    def quantiles(self, shares: Iterable[float] = QUANTILES) -> tuple[float, ...]:
+        """For each of `shares`, in 0..1, the value that so much of the values are below: as if those of a bucket were evenly
+        spread in it. Exact for the minimum and the maximum.
+        """
+        edges = [(0, self.low)]
+        seen = 0
+        for index, count in sorted(_unpack(self.buckets).items()):
+            # Bucket 0 reaches to both sides of 0.
+            begin, end = (index - (index <= 0)), (index + (index >= 0))
+            edges.append((seen, max(self.low, ldexp(begin, self.level))))
+            seen += count
+            edges.append((seen, min(self.high, ldexp(end, self.level))))
+        edges.append((seen, self.high))
+        return tuple(_interpolated(edges, share * seen) for share in shares)
+
+
+class Curve(msgspec.Struct):
+    """The values of a metric. `windows`: by number; the one of a key is ``key >> shift``. `by_step`: the keys are steps, for the
+    values belong to no episode. `unusable`: how many values are in no window (rule 4). `pending`: key, value, step and time of
+    values that are not in their windows yet (see `fold`).
+    """
+
+    windows: dict[int, Window] = {}
+    shift: int = 0
+    by_step: bool = False
+    unusable: int = 0
+    pending: list[tuple[int, float, int, float]] = []
+
+    def add(self, value: float, *, episode: int | None, step: int, at: float) -> None:
+        """`step`: the steps of the phase when the value arose; `at`: the seconds that the phase had been in work. `episode` is
+        an index from 0; None for all values of a curve, or for none.
+        """
+        if episode is None:
+            self.by_step, episode = True, step
+        if not -HUGE < value < HUGE:
+            self.unusable += 1
+            return
+        pending = self.pending
+        pending.append((episode, value, step, at))
+        if len(pending) >= PENDING:
+            self.fold()
+
+    def fold(self) -> None:
+        """Puts what is pending into its windows."""
+        groups: dict[int, list[tuple[int, float, int, float]]] = {}
+        for each in self.pending:
+            groups.setdefault(each[0] >> self.shift, []).append(each)
+        self.pending = []
+        for number, group in groups.items():
+            _, values, steps, times = zip(*group, strict=True)
+            level = self.windows[number].level if number in self.windows else _LOWEST
+            self._put(number, Window.of([*map(float, values)], steps, times, level=level))
+        self._bound()
+
+    def merge(self, other: Curve) -> None:
+        """Adds all values of `other`, which stays as it is."""
+        self.fold()
+        self.pending = other.pending.copy()
+        self.unusable += other.unusable
+        self.by_step |= other.by_step
+        while self.shift < other.shift:
+            self._double()
+        for number, window in other.windows.items():
+            self._put(number >> (self.shift - other.shift), msgspec.structs.replace(window))
+        self.fold()
+
+    @property
+    def count(self) -> int:
+        """Of the values in windows."""
+        return sum(window.count for window in self.windows.values()) + len(self.pending)
+
+    @property
+    def in_order(self) -> list[tuple[int, Window]]:
+        """The windows by their first possible key; each is ``1 << shift`` keys wide."""
+        self.fold()
+        return [(number << self.shift, window) for number, window in sorted(self.windows.items())]
+
+    def _put(self, number: int, window: Window) -> None:
+        known = self.windows.setdefault(number, window)
+        if known is not window:
+            known.merge(window)
+
+    def _bound(self) -> None:
+        while len(self.windows) > WINDOWS:
+            self._double()
+
+    def _double(self) -> None:
+        self.shift += 1
+        finer, self.windows = self.windows, {}
+        for number, window in sorted(finer.items()):
+            self._put(number >> 1, window)
+
+
+def _exact_sum(values: Iterable[float]) -> tuple[float, ...]:
+    """Floats whose exact sum is that of `values`: the nearest float, the one nearest to what is left, and so on."""
+    rest, parts = [*values], []
+    while part := fsum(rest):
+        parts.append(part)
+        rest.append(-part)
+    return tuple(parts)
+
+
+def _finest(low: float, high: float) -> int:
+    largest = max(abs(low), abs(high))
+    return max(frexp(largest)[1] - _PRECISION, _LOWEST) if largest else _LOWEST
+
+
+def _coarser(level: int, counts: dict[int, int], least: int) -> tuple[int, dict[int, int]]:
+    """The buckets at level `least`, or at the next one at which they are few enough."""
+    while level < least or len(counts) > BUCKETS:
+        by = max(1, least - level)
+        level += by
+        merged: dict[int, int] = {}
+        for index, count in counts.items():
+            coarse = index >> by if index >= 0 else -(-index >> by)
+            merged[coarse] = merged.get(coarse, 0) + count
+        counts = merged
+    return level, counts
+
+
+def _pack(counts: dict[int, int]) -> bytes:
+    ordered = sorted(counts.items())
+    (first, count), *_ = ordered
+    flat = [first, count]
+    for (before, _), (index, number) in pairwise(ordered):
+        flat += index - before, number
+    return msgspec.msgpack.encode(flat)
+
+
+def _unpack(packed: bytes) -> dict[int, int]:
+    flat = msgspec.msgpack.decode(packed, type=list[int])
+    counts, index = {}, 0
+    for gap, count in zip(flat[::2], flat[1::2], strict=True):
+        index += gap
+        counts[index] = count
+    return counts
+
+
+def _interpolated(edges: Sequence[tuple[int, float]], rank: float) -> float:
+    for (before, begin), (after, end) in pairwise(edges):
+        if before < after and rank <= after:
+            return begin + (end - begin) * (rank - before) / (after - before)
+    return edges[-1][1]
