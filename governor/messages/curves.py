@@ -11,8 +11,9 @@ Rules:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from itertools import pairwise, repeat
+from itertools import compress, pairwise, repeat
 from math import frexp, fsum, ldexp
 from typing import TYPE_CHECKING, Final
 
@@ -25,8 +26,9 @@ WINDOWS: Final = 160
 BUCKETS: Final = 32
 HUGE: Final = 1e290
 """Sums of values below it can't overflow."""
-PENDING: Final = 100
+PENDING: Final = 128
 """Values that are put into their windows together."""
+CURVES: Final = 100
 QUANTILES: Final = (0.1, 0.25, 0.5, 0.75, 0.9)
 _PRECISION: Final = 40
 """Bits: a bucket is at least this much narrower than the largest magnitude of its window."""
@@ -34,7 +36,7 @@ _LOWEST: Final = -1114
 """Level of a window whose values are all 0."""
 
 
-class Window(msgspec.Struct, gc=False):
+class Window(msgspec.Struct, gc=False, array_like=True):
     """Values side by side: their number, minimum and maximum, the range of their steps and times. `sums`: floats with their
     exact sum. `buckets`: msgpack of [index, count, gap to the next index, its count, ...]; bucket i has the values v with
     trunc(v / 2**level) == i.
@@ -53,7 +55,12 @@ class Window(msgspec.Struct, gc=False):
 
     @classmethod
     def of(
-        cls, values: Sequence[float], steps: Sequence[int], times: Sequence[float], *, level: int = _LOWEST
+        cls,
+        values: Sequence[float],
+        steps: Sequence[float],
+        times: Sequence[float],
+        *,
+        level: int = _LOWEST,
     ) -> Window:
         """Of at least one value, in any order; to be merged with one of this `level`."""
         low, high = min(values), max(values)
@@ -62,12 +69,12 @@ class Window(msgspec.Struct, gc=False):
         level, counts = _coarser(level, counts, level)
         return cls(
             count=len(values),
-            low=low,
-            high=high,
-            first_step=min(steps),
-            last_step=max(steps),
-            first_at=min(times),
-            last_at=max(times),
+            low=low + 0.0,
+            high=high + 0.0,  # which makes -0.0 and 0 one value
+            first_step=int(min(steps)),
+            last_step=int(max(steps)),
+            first_at=float(min(times)),
+            last_at=float(max(times)),
             sums=_exact_sum(values),
             level=level,
             buckets=_pack(counts),
@@ -111,14 +118,14 @@ class Window(msgspec.Struct, gc=False):
 class Curve(msgspec.Struct):
     """The values of a metric. `windows`: by number; the one of a key is ``key >> shift``. `by_step`: the keys are steps, for the
     values belong to no episode. `unusable`: how many values are in no window (rule 4). `pending`: key, value, step and time of
-    values that are not in their windows yet (see `fold`).
+    each value that is not in its window yet (see `fold`).
     """
 
     windows: dict[int, Window] = {}
     shift: int = 0
     by_step: bool = False
     unusable: int = 0
-    pending: list[tuple[int, float, int, float]] = []
+    pending: list[float] = []
 
     def add(self, value: float, *, episode: int | None, step: int, at: float) -> None:
         """`step`: the steps of the phase when the value arose; `at`: the seconds that the phase had been in work. `episode` is
@@ -126,42 +133,56 @@ class Curve(msgspec.Struct):
         """
         if episode is None:
             self.by_step, episode = True, step
-        if not -HUGE < value < HUGE:
-            self.unusable += 1
-            return
         pending = self.pending
-        pending.append((episode, value, step, at))
-        if len(pending) >= PENDING:
+        pending += (episode, value, step, at)
+        if len(pending) >= 4 * PENDING:
             self.fold()
 
     def fold(self) -> None:
         """Puts what is pending into its windows."""
-        groups: dict[int, list[tuple[int, float, int, float]]] = {}
-        for each in self.pending:
-            groups.setdefault(each[0] >> self.shift, []).append(each)
-        self.pending = []
-        for number, group in groups.items():
-            _, values, steps, times = zip(*group, strict=True)
-            level = self.windows[number].level if number in self.windows else _LOWEST
-            self._put(number, Window.of([*map(float, values)], steps, times, level=level))
-        self._bound()
+        pending, self.pending = self.pending, []
+        self._put(pending[0::4], pending[1::4], pending[2::4], pending[3::4])
+
+    def _put(self, *columns: Sequence[float]) -> None:
+        """Keys, values, steps and times."""
+        usable = [-HUGE < value < HUGE for value in columns[1]]
+        if not all(usable):
+            self.unusable += usable.count(False)
+            columns = tuple([*compress(column, usable)] for column in columns)
+        keys = [int(key) >> self.shift for key in columns[0]]
+        if len({*keys}) == 1:
+            self._widen(keys[0], *columns[1:])
+        else:
+            groups: dict[int, list[tuple[float, ...]]] = {}
+            for number, *row in zip(keys, *columns[1:], strict=True):
+                groups.setdefault(number, []).append(tuple(row))
+            for number, group in groups.items():
+                self._widen(number, *zip(*group, strict=True))
+        while len(self.windows) > WINDOWS:
+            self._double()
+
+    def _widen(self, number: int, *columns: Sequence[float]) -> None:
+        """Values, steps and times, for the window of this number."""
+        known = self.windows.get(number)
+        new = Window.of(*columns, level=known.level if known is not None else _LOWEST)
+        self._take(number, new)
 
     def merge(self, other: Curve) -> None:
         """Adds all values of `other`, which stays as it is."""
         self.fold()
-        self.pending = other.pending.copy()
         self.unusable += other.unusable
         self.by_step |= other.by_step
         while self.shift < other.shift:
             self._double()
         for number, window in other.windows.items():
-            self._put(number >> (self.shift - other.shift), msgspec.structs.replace(window))
-        self.fold()
+            self._take(number >> (self.shift - other.shift), msgspec.structs.replace(window))
+        self._put(*(other.pending[field::4] for field in range(4)))
 
     @property
     def count(self) -> int:
         """Of the values in windows."""
-        return sum(window.count for window in self.windows.values()) + len(self.pending)
+        self.fold()
+        return sum(window.count for window in self.windows.values())
 
     @property
     def in_order(self) -> list[tuple[int, Window]]:
@@ -169,20 +190,16 @@ class Curve(msgspec.Struct):
         self.fold()
         return [(number << self.shift, window) for number, window in sorted(self.windows.items())]
 
-    def _put(self, number: int, window: Window) -> None:
+    def _take(self, number: int, window: Window) -> None:
         known = self.windows.setdefault(number, window)
         if known is not window:
             known.merge(window)
 
-    def _bound(self) -> None:
-        while len(self.windows) > WINDOWS:
-            self._double()
-
     def _double(self) -> None:
         self.shift += 1
         finer, self.windows = self.windows, {}
-        for number, window in sorted(finer.items()):
-            self._put(number >> 1, window)
+        for number, window in finer.items():
+            self._take(number >> 1, window)
 
 
 def _exact_sum(values: Iterable[float]) -> tuple[float, ...]:
@@ -201,15 +218,24 @@ def _finest(low: float, high: float) -> int:
 
 def _coarser(level: int, counts: dict[int, int], least: int) -> tuple[int, dict[int, int]]:
     """The buckets at level `least`, or at the next one at which they are few enough."""
-    while level < least or len(counts) > BUCKETS:
-        by = max(1, least - level)
-        level += by
-        merged: dict[int, int] = {}
-        for index, count in counts.items():
-            coarse = index >> by if index >= 0 else -(-index >> by)
-            merged[coarse] = merged.get(coarse, 0) + count
-        counts = merged
-    return level, counts
+
+    def few(by: int) -> bool:
+        return len({_halved(index, by) for index in counts}) <= BUCKETS
+
+    by = least - level
+    if len(counts) > BUCKETS and not few(by):
+        by = by + 1 if few(by + 1) else bisect_left(range(by + _PRECISION), True, lo=by + 2, key=few)
+    if not by:
+        return level, counts
+    merged: dict[int, int] = {}
+    for index, count in counts.items():
+        coarse = _halved(index, by)
+        merged[coarse] = merged.get(coarse, 0) + count
+    return level + by, merged
+
+
+def _halved(index: int, times: int) -> int:
+    return index >> times if index >= 0 else -(-index >> times)
 
 
 def _pack(counts: dict[int, int]) -> bytes:
