@@ -36,6 +36,7 @@ from governor.messages import (
     ExecutorRequest,
     Explain,
     Explanation,
+    GetCurves,
     GetStatus,
     ListRuns,
     OutputLine,
@@ -48,6 +49,7 @@ from governor.messages import (
     Reloaded,
     Results,
     Resume,
+    RunCurves,
     RunEvent,
     RunList,
     RunResult,
@@ -60,15 +62,7 @@ from governor.messages import (
     encode,
 )
 from transport.client import Client
-from transport.errors import (
-    BadEndpoint,
-    BrokerUnreachable,
-    DeadlineExceeded,
-    RemoteError,
-    RequestQueueFull,
-    TooLarge,
-    TransportError,
-)
+from transport.errors import BadEndpoint, RemoteError, TooLarge, TransportError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
@@ -317,6 +311,11 @@ class Executor:
         """The result of a run that has ended, as the daemon sends it: a `RunResult` (`wait` returns a `governor.Result`). Raises NotEnded, NoSuchRun."""
         return await self._ask(Results(uid=uid), RunResult, source=uid, send=self._gather)
 
+    async def curves(self, uid: str, metric: str, *, phase: str | None = None) -> RunCurves:
+        """How a metric went in a run, also in one at work: a `RunCurves`. Raises NoSuchRun, UsageError for an unknown phase."""
+        asked = GetCurves(uid=uid, metric=metric, phase=phase)
+        return await self._ask(asked, RunCurves, source=uid, send=self._gather)
+
     async def _ask(
         self,
         request: ExecutorRequest,
@@ -376,11 +375,11 @@ class Executor:
     def _failure(self, error: TransportError) -> GovernorError:  # noqa: PLR0911  # one for each kind
         """The error for a failed request."""
         match error:
-            case BrokerUnreachable():
+            case transport.errors.BrokerUnreachable():
                 return Unreachable(self.endpoint, str(error))
-            case DeadlineExceeded():
+            case transport.errors.DeadlineExceeded():
                 return NoAnswer(self.endpoint, error.timeout)
-            case RequestQueueFull():
+            case transport.errors.RequestQueueFull():
                 return TryAgain(f"the broker at {self.endpoint} has no room for another request: {error}")
             case TooLarge():
                 return UsageError(f"the request is larger than a broker takes: {error}")

@@ -37,6 +37,7 @@ from governor.messages import (
     Done,
     ExecutorReply,
     Explain,
+    GetCurves,
     GetStatus,
     ListRuns,
     Prune,
@@ -55,7 +56,7 @@ from governor.messages.chunking import chunks, slices
 from governor.run_file.load import digest, parse
 from governor.runs import resume
 from governor.runs.assignment import Assignment, Waiting
-from governor.runs.result import record_result, result_of_damaged, whole_result
+from governor.runs.result import curves_of, record_result, result_of_damaged, whole_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -122,6 +123,8 @@ class DaemonApi:
                 return await self._queries.output(asked)
             case Results(uid=uid):
                 return await self._results(request, uid)
+            case GetCurves():
+                return await self._curves(request, asked)
             case Prune():
                 return await self._daemon.prune(asked)
             case Reload():
@@ -321,6 +324,15 @@ class DaemonApi:
         await self._journal.write(lambda transaction: transaction.end_damaged(row, result, file=file, by=BY))
         self._daemon.damaged.pop(row.uid, None)
         log.info("run.ended", run=row.uid, outcome=result.outcome, reason=result.reason)
+
+    async def _curves(self, request: Request, asked: GetCurves) -> Done:
+        def parts() -> list[bytes]:
+            row = self._queries.find_sound(asked.uid)
+            return slices(encode(curves_of(self._journal, row, metric=asked.metric, phase=asked.phase)))
+
+        for part in await asyncio.to_thread(parts):
+            await request.partial(part)
+        return Done()
 
     async def _results(self, request: Request, uid: str) -> Done:
         row = await self._journal.read(partial(self._queries.find_sound, uid))

@@ -29,6 +29,9 @@ HUGE: Final = 1e290
 PENDING: Final = 128
 """Values that are put into their windows together."""
 CURVES: Final = 100
+"""Of a phase: its first metrics have one."""
+EVALUATION: Final = "evaluation."
+"""Begins the name of a curve of evaluations."""
 QUANTILES: Final = (0.1, 0.25, 0.5, 0.75, 0.9)
 _PRECISION: Final = 40
 """Bits: a bucket is at least this much narrower than the largest magnitude of its window."""
@@ -37,7 +40,7 @@ _LOWEST: Final = -1114
 
 
 class Window(msgspec.Struct, gc=False, array_like=True):
-    """Values side by side: their number, minimum and maximum, the range of their steps and times. `sums`: floats with their
+    """Values side by side: their number, minimum and maximum, the ranges of their keys, steps and times. `sums`: floats with their
     exact sum. `buckets`: msgpack of [index, count, gap to the next index, its count, ...]; bucket i has the values v with
     trunc(v / 2**level) == i.
     """
@@ -45,6 +48,8 @@ class Window(msgspec.Struct, gc=False, array_like=True):
     count: int
     low: float
     high: float
+    first_key: int
+    last_key: int
     first_step: int
     last_step: int
     first_at: float
@@ -56,6 +61,7 @@ class Window(msgspec.Struct, gc=False, array_like=True):
     @classmethod
     def of(
         cls,
+        keys: Sequence[float],
         values: Sequence[float],
         steps: Sequence[float],
         times: Sequence[float],
@@ -71,6 +77,8 @@ class Window(msgspec.Struct, gc=False, array_like=True):
             count=len(values),
             low=low + 0.0,
             high=high + 0.0,  # which makes -0.0 and 0 one value
+            first_key=int(min(keys)),
+            last_key=int(max(keys)),
             first_step=int(min(steps)),
             last_step=int(max(steps)),
             first_at=float(min(times)),
@@ -83,6 +91,8 @@ class Window(msgspec.Struct, gc=False, array_like=True):
     def merge(self, other: Window) -> None:
         self.count += other.count
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+        self.first_key = min(self.first_key, other.first_key)
+        self.last_key = max(self.last_key, other.last_key)
         self.first_step = min(self.first_step, other.first_step)
         self.last_step = max(self.last_step, other.last_step)
         self.first_at, self.last_at = min(self.first_at, other.first_at), max(self.last_at, other.last_at)
@@ -149,20 +159,20 @@ class Curve(msgspec.Struct):
         if not all(usable):
             self.unusable += usable.count(False)
             columns = tuple([*compress(column, usable)] for column in columns)
-        keys = [int(key) >> self.shift for key in columns[0]]
-        if len({*keys}) == 1:
-            self._widen(keys[0], *columns[1:])
+        numbers = [int(key) >> self.shift for key in columns[0]]
+        if len({*numbers}) == 1:
+            self._widen(numbers[0], *columns)
         else:
             groups: dict[int, list[tuple[float, ...]]] = {}
-            for number, *row in zip(keys, *columns[1:], strict=True):
-                groups.setdefault(number, []).append(tuple(row))
+            for number, row in zip(numbers, zip(*columns, strict=True), strict=True):
+                groups.setdefault(number, []).append(row)
             for number, group in groups.items():
                 self._widen(number, *zip(*group, strict=True))
         while len(self.windows) > WINDOWS:
             self._double()
 
     def _widen(self, number: int, *columns: Sequence[float]) -> None:
-        """Values, steps and times, for the window of this number."""
+        """Columns for the window of this number."""
         known = self.windows.get(number)
         new = Window.of(*columns, level=known.level if known is not None else _LOWEST)
         self._take(number, new)
@@ -185,10 +195,10 @@ class Curve(msgspec.Struct):
         return sum(window.count for window in self.windows.values())
 
     @property
-    def in_order(self) -> list[tuple[int, Window]]:
-        """The windows by their first possible key; each is ``1 << shift`` keys wide."""
+    def in_order(self) -> list[Window]:
+        """All windows; each is ``1 << shift`` keys wide."""
         self.fold()
-        return [(number << self.shift, window) for number, window in sorted(self.windows.items())]
+        return [window for _, window in sorted(self.windows.items())]
 
     def _take(self, number: int, window: Window) -> None:
         known = self.windows.setdefault(number, window)
@@ -259,5 +269,6 @@ def _unpack(packed: bytes) -> dict[int, int]:
 def _interpolated(edges: Sequence[tuple[int, float]], rank: float) -> float:
     for (before, begin), (after, end) in pairwise(edges):
         if before < after and rank <= after:
-            return begin + (end - begin) * (rank - before) / (after - before)
+            between = begin + (end - begin) * ((rank - before) / (after - before))
+            return end if rank == after else min(max(between, begin), end)
     return edges[-1][1]

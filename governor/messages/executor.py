@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from governor.messages.base import ConductorKind, Done, Message, Refused, RunOutcome
+from governor.messages.curves import Curve
 from governor.messages.results import RunResult
 
 
@@ -53,6 +54,16 @@ class Results(Message, frozen=True):
     """Answered with the parts of a `RunResult`, then `Done`."""
 
     uid: str
+
+
+class GetCurves(Message, frozen=True):
+    """The curves of a metric in the phases of a run, or in the one of this name. Answered with the parts of `RunCurves`, then
+    `Done`.
+    """
+
+    uid: str
+    metric: str
+    phase: str | None = None
 
 
 class Explain(Message, frozen=True):
@@ -269,6 +280,25 @@ class StatusReport(Message, frozen=True):
     loop: LoopTime | None = None
 
 
+class PhaseCurve(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a phase that began: the `metrics` that have a curve, and the curve of the one asked for, if it has one."""
+
+    phase: str
+    mode: str
+    metrics: tuple[str, ...] = ()
+    curve: Curve | None = None
+
+
+class RunCurves(Message, frozen=True):
+    """A metric of a run, by phase. `ended`: the run has ended."""
+
+    uid: str
+    name: str
+    metric: str
+    ended: bool
+    phases: tuple[PhaseCurve, ...]
+
+
 class RunList(Message, frozen=True):
     """Runs, newest first. `more`: there are older ones, to be listed `after` the last of these; None: an older daemon, which
     knows no `after`.
@@ -279,7 +309,18 @@ class RunList(Message, frozen=True):
 
 
 ExecutorRequest: TypeAlias = (
-    Submit | Resume | Watch | GetStatus | ListRuns | Abort | Results | Explain | ReadOutput | Prune | Reload
+    Submit
+    | Resume
+    | Watch
+    | GetStatus
+    | ListRuns
+    | Abort
+    | Results
+    | GetCurves
+    | Explain
+    | ReadOutput
+    | Prune
+    | Reload
 )
 
 ExecutorReply: TypeAlias = (
@@ -291,6 +332,7 @@ ExecutorReply: TypeAlias = (
     | StatusReport
     | RunList
     | RunResult
+    | RunCurves
     | Explanation
     | OutputPage
     | Pruned

@@ -10,6 +10,7 @@ import msgspec
 
 from governor.index_ranges import IndexRanges
 from governor.messages.base import COMPLETE
+from governor.messages.curves import Curve
 
 
 class Spread(msgspec.Struct):
@@ -93,6 +94,7 @@ class PhaseFigures(msgspec.Struct, kw_only=True):
     `steps`, `returns`, `by_player` and `last_returns` are of training episodes, `evaluation_outcomes` and `evaluation_steps` of the
     others.
     `returns`, `by_player` and `complete_steps` count those that were terminated or truncated. `seconds` of each worker.
+    `curves`: of the metrics of complete episodes, those of evaluations as ``evaluation.NAME`` by the number of the evaluation.
     `stages`: the return of the training stages that are not over, by their first index.
     """
 
@@ -108,6 +110,7 @@ class PhaseFigures(msgspec.Struct, kw_only=True):
     bad: int = 0
     first_bad: str = ""
     seconds: dict[int, float] = {}
+    curves: dict[str, Curve] = {}
     stages: dict[int, Tally] = {}
     goal: GoalFigures = msgspec.field(default_factory=GoalFigures)
     evaluations: EvaluationFigures = msgspec.field(default_factory=EvaluationFigures)

@@ -60,7 +60,8 @@ class EndedRuns(msgspec.Struct, frozen=True, kw_only=True):
 class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The end of one episode. `index` counts from 0 within its phase; `value` is the undiscounted return: with several
     players the sum of theirs, which are in `values`. `evaluation` is the number of its evaluation, from 1, or 0 for none;
-    the indices of evaluation episodes follow the last one of the phase.
+    the indices of evaluation episodes follow the last one of the phase. `metrics` are finite numbers of the user's code, by name:
+    figures of `info`, and means of what was reported.
     """
 
     index: int
@@ -73,6 +74,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reason: str = ""
     values: dict[str, float] = {}
     evaluation: int = 0
+    metrics: dict[str, float] = {}
 
 
 class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,9 +19,10 @@ from governor import clock
 from governor.episodes.rules.statistics import PhaseStatistics, summarize
 from governor.errors import RecordDamaged, UsageError
 from governor.files import name_of, write_lines, write_whole
-from governor.messages import COMPLETE, PhaseResult, RunOutcome, RunResult
+from governor.messages import COMPLETE, PhaseCurve, PhaseResult, RunCurves, RunOutcome, RunResult
 from governor.messages.figures import PhaseFigures
 from governor.runs import history
+from governor.runs.assignment import Assignment, Waiting
 
 INLINE_BYTES: Final = 64 * 1024
 """Maximum size of a result in the journal; a larger one is in a file, and in the journal without its tasks."""
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from governor.journal.runs_table import RunRow
     from governor.journal.tables import Transaction
     from governor.messages import TaskRecord
-    from governor.runs.assignment import Assignment
 
 
 async def record_result(
@@ -225,6 +225,32 @@ def figures_of(journal: Journal, assignment: Assignment, phase: int) -> PhaseFig
     for record in journal.episodes(assignment.uid, phase, after=after):
         statistics.add(record)
     return statistics.figures
+
+
+def curves_of(journal: Journal, row: RunRow, *, metric: str, phase: str | None = None) -> RunCurves:
+    """The curves of a metric in the phases that began, or in the one of this name. Blocks. Raises JournalError, RunFileError, and
+    UsageError for an unknown phase.
+    """
+    assignment = Assignment.of(row, Waiting(uid=row.uid))
+    phases = assignment.run.phases
+    if phase is not None and phase not in {each.name for each in phases}:
+        known = ", ".join(each.name for each in phases)
+        raise UsageError(f"run {row.uid} has no phase {phase!r}; its phases: {known}")
+    found = []
+    for index, events in phase_events(journal, row.uid).items():
+        if "phase.started" in events and phase in (None, phases[index].name):
+            curves = figures_of(journal, assignment, index).curves
+            found.append(
+                PhaseCurve(
+                    phase=phases[index].name,
+                    mode=phases[index].mode,
+                    metrics=tuple(sorted(curves)),
+                    curve=curves.get(metric),
+                )
+            )
+    return RunCurves(
+        uid=row.uid, name=row.name, metric=metric, ended=row.ended_at is not None, phases=tuple(found)
+    )
 
 
 def complete_figures_of(journal: Journal, assignment: Assignment, phase: int) -> PhaseFigures:

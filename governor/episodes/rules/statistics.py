@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, get_args
 from governor.episodes.rules.conditions import Goal, append_bounded, strongest
 from governor.episodes.rules.evaluation import EvaluationResults, stage_of
 from governor.messages import BAD, COMPLETE, EpisodeOutcome
+from governor.messages.curves import CURVES, EVALUATION, Curve
 from governor.messages.figures import PhaseFigures, Spread, Tally
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class PhaseStatistics:
             figures.evaluation_steps += record.steps
         else:
             self._add_training(figures, record)
+        if record.outcome in COMPLETE:
+            self._add_to_curves(figures, record)
         return strongest((self.goal.ended(record), self.evaluations.ended(record)))
 
     def _add_training(self, figures: PhaseFigures, record: EpisodeRecord) -> None:
@@ -60,6 +63,22 @@ class PhaseStatistics:
                 figures.by_player.setdefault(player, Spread()).add(value)
         if self._command.checkpoint is not None:
             self._add_to_stage(record, record.value if is_complete else None)
+
+    @staticmethod
+    def _add_to_curves(figures: PhaseFigures, record: EpisodeRecord) -> None:
+        """Time is that of the worker, so an interruption of the run does not count."""
+        prefix, key = (EVALUATION, record.evaluation) if record.evaluation else ("", record.index)
+        values = {**record.metrics, "return": record.value, "steps": record.steps}
+        for player, value in record.values.items():
+            values[f"return.{player}"] = value
+        at = figures.seconds[record.worker]
+        for name, value in values.items():
+            curve = figures.curves.get(prefix + name)
+            if curve is None:
+                if len(figures.curves) >= CURVES:
+                    continue
+                curve = figures.curves[prefix + name] = Curve()
+            curve.add(value, episode=key, step=figures.steps, at=at)
 
     def _add_to_stage(self, record: EpisodeRecord, value: float | None) -> None:
         """The first episode of a stage tells that the checkpoints of the whole ones before have been taken."""

@@ -33,7 +33,7 @@ def of(rows: list[tuple[int, float, int, float]]) -> Curve:
 
 def packed(curve: Curve) -> bytes:
     """The curve as bytes, whatever the order of its windows."""
-    return msgspec.msgpack.encode((dict(curve.in_order), curve.shift, curve.unusable))
+    return msgspec.msgpack.encode((curve.in_order, curve.shift, curve.unusable))
 
 
 def restored(curve: Curve) -> Curve:
@@ -68,11 +68,12 @@ def test_windows_tell_the_truth_of_their_values(rows: list[tuple[int, float, int
     usable = [row for row in rows if -HUGE < row[1] < HUGE]
     assert curve.count == len(usable)
     assert curve.unusable == len(rows) - len(usable)
-    for first, window in curve.in_order:
-        inside = [row for row in usable if first <= row[0] < first + (1 << curve.shift)]
+    for window in curve.in_order:
+        inside = [row for row in usable if row[0] >> curve.shift == window.first_key >> curve.shift]
         values = [row[1] for row in inside]
         assert (window.count, window.low, window.high) == (len(inside), min(values), max(values))
         assert window.mean == math.fsum(values) / len(values)
+        assert (window.first_key, window.last_key) == (min(r[0] for r in inside), max(r[0] for r in inside))
         assert (window.first_step, window.last_step) == (min(r[2] for r in inside), max(r[2] for r in inside))
         assert (window.first_at, window.last_at) == (min(r[3] for r in inside), max(r[3] for r in inside))
         found = window.quantiles((0.0, 0.1, 0.5, 0.9, 1.0))
@@ -94,7 +95,7 @@ def test_a_curve_is_bounded_whatever_the_number_of_its_values() -> None:
 
 def test_keys_far_from_zero_have_windows_as_narrow_as_others() -> None:
     curve = of([(10**9 + n, float(n), n, 0.0) for n in range(100)])
-    assert [first for first, _ in curve.in_order] == [10**9 + n for n in range(100)]
+    assert [window.first_key for window in curve.in_order] == [10**9 + n for n in range(100)]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_keys_far_from_zero_have_windows_as_narrow_as_others() -> None:
 def test_quantiles_are_within_a_bucket(name: str, draw: object) -> None:
     draws = random.Random(name)
     values = sorted(draw(draws) for _ in range(20_000))  # type: ignore[operator]
-    window = Window.of(values, [0], [0.0])
+    window = Window.of([0], values, [0], [0.0])
     assert len(curves._unpack(window.buckets)) <= BUCKETS
     width = 2.0**window.level
     spread = values[int(0.9 * len(values))] - values[int(0.1 * len(values))]
@@ -125,4 +126,4 @@ def test_values_without_an_episode_are_by_step() -> None:
     for step in range(1000, 2000, 100):
         curve.add(0.5, episode=None, step=step, at=1.0)
     assert curve.by_step
-    assert [first for first, _ in curve.in_order] == [*range(1000, 2000, 100)]
+    assert [window.first_key for window in curve.in_order] == [*range(1000, 2000, 100)]
