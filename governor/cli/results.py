@@ -11,6 +11,7 @@ from governor.cli import ask, display
 from governor.errors import UsageError
 
 if TYPE_CHECKING:
+    from governor.cli.curves import Axis
     from governor.cli.exports import Format
     from governor.rows import Rows
 
@@ -30,6 +31,16 @@ if TYPE_CHECKING:
     type=click.Choice(["episodes", "tasks", "steps"]),
     help="One row for each of these, instead of the whole result; csv and parquet take episodes by default.",
 )
+@click.option(
+    "--curve",
+    metavar="METRIC",
+    help="How this metric went: return, steps, a metric of yours; also while RUN is at work.",
+)
+@click.option(
+    "--by",
+    type=click.Choice(["episode", "step", "time"]),
+    help="The axis of the plot of --curve.  [default: episode]",
+)
 @click.option("--phase", metavar="NAME", help="Of this phase alone.")
 @click.option(
     "--output",
@@ -45,6 +56,8 @@ def command(
     as_json: bool,
     form: Format | None,
     rows: Rows | None,
+    curve: str | None,
+    by: Axis | None,
     phase: str | None,
     output: Path | None,
 ) -> None:
@@ -55,6 +68,15 @@ def command(
     if as_json and form not in (None, "json"):
         raise UsageError(f"--json and --format {form} contradict each other")
     form = "json" if as_json else form or "table"
+    if curve is not None:
+        if rows is not None or output is not None:
+            raise UsageError("--curve goes without --of and --output")
+        from governor.cli import curves  # noqa: PLC0415  # not for the result
+
+        curves.show(broker, uid, curve, phase=phase, by=by, form=form)
+        return
+    if by is not None:
+        raise UsageError("--by goes with --curve METRIC")
     if rows is None and form in ("csv", "parquet"):
         rows = "episodes"
     if rows is None and (phase is not None or output is not None):

@@ -135,7 +135,7 @@ class Curve(msgspec.Struct):
     shift: int = 0
     by_step: bool = False
     unusable: int = 0
-    pending: list[float] = []
+    pending: list[int | float] = []
 
     def add(self, value: float, *, episode: int | None, step: int, at: float) -> None:
         """`step`: the steps of the phase when the value arose; `at`: the seconds that the phase had been in work. `episode` is

@@ -82,7 +82,7 @@ def test_its_figures_are_those_of_the_records(records):
 def test_their_size_does_not_grow():
     sizes = []
     statistics = PhaseStatistics(msgspec.structs.replace(COMMAND, episodes=10**6, evaluate=None))
-    for index in range(20_000):
+    for index in range(20_480):
         statistics.add(
             EpisodeRecord(
                 index=index,
@@ -94,9 +94,9 @@ def test_their_size_does_not_grow():
                 seconds=0.1,
             )
         )
-        if index in {999, 19_999}:
+        if index in {1_279, 20_479}:
             sizes.append(len(encode(statistics.figures)))
-    assert sizes[1] < sizes[0] + 64
+    assert sizes[1] < 1.1 * sizes[0], "the numbers themselves have more digits"
 
 
 def spread(*values):
