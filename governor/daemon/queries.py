@@ -82,6 +82,8 @@ class RunQueries:
         marked = await asyncio.to_thread(kill_tree.marked) if in_work else _NOT_ASKED
         if uid is not None:
             rows: list[RunLine] = [await self._journal.read(partial(self.whole, uid))]
+            if (governor := self.governor_of(rows[0].uid)) is not None:
+                await governor.measure(marked)
         else:
             names = [*in_work, *self._daemon.queue.uids(SHOWN)]
             rows = await self._journal.read(partial(self._unended, names))

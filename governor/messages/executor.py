@@ -177,7 +177,8 @@ class WatchEnd(Message, frozen=True):
 
 class ConductorStatus(msgspec.Struct, frozen=True, kw_only=True):
     """`started`: the pids of all running processes that it has started, in sessions of their own too, including runners of
-    Ray on this machine.
+    Ray on this machine. `cpu`: CPUs that it and those keep busy, since the status before (the first time, since it began);
+    `memory` of all of them in bytes, as of `limits.memory`. Both are measured in the status of one run alone.
     """
 
     name: str
@@ -186,6 +187,18 @@ class ConductorStatus(msgspec.Struct, frozen=True, kw_only=True):
     pid: int | None
     incarnation: int
     started: tuple[int, ...] = ()
+    cpu: float | None = None
+    memory: int | None = None
+
+
+class TimeLeft(msgspec.Struct, frozen=True, kw_only=True):
+    """About how many seconds the phase and the whole run still take; None: not known. `at_most`: a condition on a metric may
+    end a phase earlier.
+    """
+
+    phase: float
+    run: float | None = None
+    at_most: bool = False
 
 
 class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,7 +211,7 @@ class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A run as `status` and `list` show it. `waits_for`: why it is waiting, in one line; `parent` is the run that it
-    resumes; `limits` are set while it is in work. `stalled_since`: the time of its last progress, if that is longer ago than
+    resumes; `limits` and `left` are set while it is in work. `stalled_since`: the time of its last progress, if that is longer ago than
     its `stall_timeout`. `seconds` in work, as of `RunResult`.
     """
 
@@ -224,6 +237,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     stalled_since: float | None = None
     limits: tuple[LimitUse, ...] = ()
     seconds: float | None = None
+    left: TimeLeft | None = None
 
 
 class ExplainedLine(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ from governor.runs.limits import RunLimits, limits_of
 from governor.runs.liveness_probe import LivenessProbe
 from governor.runs.progress import Progress
 from governor.runs.report_handler import ReportHandler
-from governor.runs.resource_usage import Meter
+from governor.runs.resource_usage import ConductorUsage, Meter
 from transport.worker import Worker
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ class ActiveRun:
         self.dead_children: list[str] = []
         self.progress = Progress(assignment)
         self.limits = RunLimits(assignment.run.limits)
+        self.usage = ConductorUsage()
         self.reports = ReportHandler(self)
         self.effects = EffectRunner(self)
         self._tasks: set[asyncio.Task[None]] = set()

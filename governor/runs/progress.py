@@ -21,6 +21,7 @@ from governor.messages import (
     TaskStarted,
     finalizing,
 )
+from governor.runs.time_left import Mark, Pace
 from governor.units import durations
 from states import Running
 from states.base import RunInWork
@@ -28,7 +29,7 @@ from states.base import RunInWork
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from governor.messages import RunStatus
+    from governor.messages import RunStatus, TimeLeft
     from governor.messages.figures import PhaseFigures
     from governor.runs.active_run import ActiveRun
     from governor.runs.assignment import Assignment
@@ -54,6 +55,9 @@ class Progress:
         self.finalizing = ""
         """How far the file of the steps is, once all episodes have ended."""
         self._began = time.monotonic()
+        self._steps = 0
+        self._pace = Pace()
+        self._phase_began = self._began
         self.changes = 0
 
     def enter_phase(self, phase: int) -> None:
@@ -66,11 +70,32 @@ class Progress:
         self._running = {}
         self.finalizing = ""
         self._returns.clear()
+        self._steps = 0
+        self._begin_pace(0.0)
 
     def enter_simulation(self, done: PhaseFigures) -> None:
         """Episodes that ended in an earlier invocation count."""
         self.episodes_ended = done.trained
         self._returns = deque(done.last_returns, maxlen=LAST_RETURNS)
+        self._steps = done.steps
+        self._begin_pace(max(done.seconds.values(), default=0.0))
+
+    def _begin_pace(self, worked: float) -> None:
+        """`worked`: seconds that earlier invocations worked on the phase."""
+        self._phase_began = time.monotonic() - worked
+        self._pace.begin(self._mark)
+
+    @property
+    def _mark(self) -> Mark:
+        return Mark(time.monotonic(), self.episodes_ended, self._steps, self.tasks_ended)
+
+    @property
+    def left(self) -> TimeLeft | None:
+        """About how long the phase and the run still take."""
+        if self.phase_index is None:
+            return None
+        phases = self._assignment.run.phases[self.phase_index :]
+        return self._pace.left(self._mark, phases, worked=time.monotonic() - self._phase_began)
 
     @property
     def seconds(self) -> float:
@@ -86,6 +111,8 @@ class Progress:
             case EpisodeEnded(episode=record):
                 if not record.evaluation:
                     self.episodes_ended += 1
+                    self._steps += record.steps
+                    self._pace.add(self._mark)
                     self._returns.append(record.value)
             case PartFinalizing(steps=steps, total=total):
                 self.finalizing = f"the file of its steps: {finalizing(steps, total)}"
@@ -96,6 +123,7 @@ class Progress:
             case TaskEnded(record=ended):
                 self._running.pop(f"{ended.task}[{ended.run}]", None)
                 self.tasks_ended += 1
+                self._pace.add(self._mark)
 
     @property
     def at_work(self) -> str:
@@ -145,6 +173,7 @@ def status_of(run: ActiveRun, known: RunStatus, marked: Mapping[int, Sequence[in
                 pid=m.pid,
                 incarnation=m.incarnation,
                 started=started.get(m.name, ()),
+                **run.usage.of(m.name),
             )
             for m in (state.conductors.all if isinstance(state, RunInWork) else ())
         ),
@@ -153,5 +182,6 @@ def status_of(run: ActiveRun, known: RunStatus, marked: Mapping[int, Sequence[in
             for name, allowed in section.limits.amounts
         ),
         seconds=progress.seconds,
+        left=progress.left if isinstance(state, Running) else None,
         stalled_since=None if stalled is None else clock.wall() - stalled,
     )

@@ -1,4 +1,5 @@
-"""Measures what a run uses where it has a limit: memory of its processes, disk space of its folder.
+"""Measures what a run uses where it has a limit: memory of its processes, disk space of its folder; and what each of its
+conductors uses, for its status.
 
 Rules:
 1. Memory is PSS: a page shared by several processes, such as those of the forkserver, is divided among them. For a
@@ -17,22 +18,29 @@ import asyncio
 import os
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from governor import logs
 from governor.episodes.entries import in_daemon_thread
 from governor.processes import kill_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from governor.runs.active_run import ActiveRun
 
 EVERY_SECONDS: Final = 2.0
 SHARE: Final = 20
 """The pause after a measurement is at least so many times its duration."""
+MOST_SECONDS: Final = 1.0
+"""A status waits so long for the conductors' CPU and memory; else it has those that were measured before."""
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+_CPU: Final = slice(11, 15)
+_BEGAN: Final = 19
+"""In /proc/PID/stat behind the name: utime, stime, cutime and cstime, and starttime, in ticks."""
 _BLOCK: Final = 512
 """Bytes: the unit of `st_blocks` on every file system."""
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -79,6 +87,58 @@ class Meter:
         if self._limits.disk is not None:
             found["disk"] = disk_of(self._run.folder, cancelled=self._cancelled)
         return found
+
+
+class ConductorUsage:
+    """CPU and memory of each conductor of a run with all that it has started, measured when somebody asks, and once in
+    `EVERY_SECONDS` at most.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[float, int]] = {}
+        self._before: dict[str, tuple[float, float]] = {}
+        self._at = -EVERY_SECONDS
+        self._measuring = threading.Lock()
+
+    def of(self, conductor: str) -> dict[str, Any]:
+        """The fields `cpu` and `memory` of a `ConductorStatus`; empty before they are measured."""
+        cpu, memory = self._found.get(conductor, (None, None))
+        return {"cpu": cpu, "memory": memory}
+
+    async def measure(self, pids: Mapping[str, Collection[int]]) -> None:
+        """`pids` by conductor. Waits for `MOST_SECONDS` at most (rule 4)."""
+        if time.monotonic() - self._at >= EVERY_SECONDS:
+            self._at = time.monotonic()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(MOST_SECONDS):
+                    await in_daemon_thread(partial(self._measure, pids), name="conductor-usage")
+
+    def _measure(self, pids: Mapping[str, Collection[int]]) -> None:
+        if not self._measuring.acquire(blocking=False):
+            return  # the one before hangs
+        try:
+            found = {}
+            for name, those in pids.items():
+                now, used = time.monotonic(), sum(map(cpu_seconds, those))
+                at, before = self._before.get(name, (now - max(map(_age, those), default=0.0), 0.0))
+                # A process that has ended takes its seconds with it, if no other one of these waited for it.
+                cpu = max(used - before, 0.0) / (now - at) if now > at else 0.0
+                found[name] = cpu, memory_of(those)
+                self._before[name] = now, used
+            self._found = found
+        finally:
+            self._measuring.release()
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of the process and of its children that have ended and were waited for; 0 if it is gone."""
+    fields = kill_tree.read_stat(Path(f"/proc/{pid}"))
+    return sum(map(int, fields[_CPU])) / _TICKS if fields else 0.0
+
+
+def _age(pid: int) -> float:
+    fields = kill_tree.read_stat(Path(f"/proc/{pid}"))
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[_BEGAN]) / _TICKS if fields else 0.0
 
 
 # -- memory --------------------------------------------------------------------------------------------------------

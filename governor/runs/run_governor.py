@@ -172,6 +172,14 @@ class RunGovernor:
             raise LookupError("no run is in work")
         return status_of(self._active, known, marked)
 
+    async def measure(self, marked: Mapping[int, Sequence[int]]) -> None:
+        """Measures what the conductors of the run in work use, for its next status. `marked`: from `kill_tree.marked`."""
+        if (active := self._active) is not None:
+            processes = active.effects.processes
+            await active.usage.measure(
+                {name: {child.pid, *marked.get(child.mark, ())} for name, child in processes.items()}
+            )
+
     @property
     def deadlines(self) -> dict[tuple[str, str], float]:
         """See `EffectRunner.deadlines`."""
