@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
 from governor.cli.lines import say
 from governor.cli.view import RunView
-from governor.errors import ExitCode
+from governor.errors import ExitCode, GovernorError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from governor.cli.display import Display
-    from governor.executor import Executor
+    from governor.executor import Executor, Watching
     from governor.messages import WatchEnd
 
 T = TypeVar("T")
+
+STATUS_SECONDS: Final = 2.0
+"""Between two questions for the status of a run that is followed."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
 run_argument = click.argument("uid", metavar="RUN")
@@ -43,6 +47,14 @@ async def follow(executor: Executor, uid: str, *, display: Display, after: int =
     report = await executor.status(uid)
     view = RunView.of(report.runs[0]) if report.runs else RunView(uid=uid)
     events = executor.watch(view.uid)
+    asking = asyncio.create_task(_keep_asking(executor, view), name="follow.status")
+    try:
+        return await _shown(events, view, display, after)
+    finally:
+        asking.cancel()
+
+
+async def _shown(events: Watching, view: RunView, display: Display, after: int) -> WatchEnd | None:
     with display as show:
         async for event in _with_pauses(events):
             if event is not None:
@@ -50,6 +62,15 @@ async def follow(executor: Executor, uid: str, *, display: Display, after: int =
             if event is None or event.seq > after:
                 show(event, view)
     return events.end
+
+
+async def _keep_asking(executor: Executor, view: RunView) -> None:
+    """Keeps the status of the view up to date, if its display wants one."""
+    while True:
+        await asyncio.sleep(STATUS_SECONDS)
+        if view.wants_status:
+            with suppress(GovernorError):  # the watch tells what is wrong
+                view.status = next(iter((await executor.status(view.uid)).runs), None)
 
 
 async def _with_pauses(events: AsyncIterator[T], seconds: float = 1.0) -> AsyncIterator[T | None]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import click
 import msgspec
 
-from governor.cli.lines import clean, line, note, progress, say, wrapped
+from governor.cli.lines import clean, failures, line, number, progress, say, time_left, wrapped
+from governor.cli.plot import sparkline
 from governor.message_stream import framed as framed_message
 
 if TYPE_CHECKING:
@@ -30,8 +31,14 @@ UNCHANGED_SECONDS: Final = 60.0
 """Between two lines of a progress that has not changed."""
 FAILURES: Final = 5
 """The failures of a phase that have a line each. Further ones are counted: a phase may have thousands, all for one reason."""
+SPARKLINE: Final = 60
+"""Cells of a sparkline, at most."""
 WIDE: Final = 96
 """A terminal of so many columns has room for a bar's note beside it."""
+
+DRAWN_SECONDS: Final = 1 / 8
+"""Between two drawings of the live panel because of events of which there may be thousands a second."""
+_MANY: Final = frozenset({"episode.ended", "task.started", "task.attempt_ended", "task.ended"})
 
 Show: TypeAlias = "Callable[[RunEvent | None, RunView], None]"
 """Shows an event; the view includes it already. It is called without one (None) where none came for a second."""
@@ -45,15 +52,20 @@ def terminal(console: Console) -> Iterator[Show]:
     from rich.live import Live  # noqa: PLC0415  # 50 ms, on a terminal only
 
     panel = Panel(console)
-    with Live(console=console, refresh_per_second=8, transient=True) as live:
+    with Live(console=console, refresh_per_second=1 / DRAWN_SECONDS, transient=True) as live:
+        drawn = 0.0
 
         def show(event: RunEvent | None, view: RunView) -> None:
-            if event is None:
-                return
-            if (text := printed(event, view, console.width)) is not None:
-                console.print(text)
-            panel.update(event, view)
-            live.update(panel.of(view))
+            nonlocal drawn
+            view.wants_status = True
+            if event is not None:
+                if (text := printed(event, view, console.width)) is not None:
+                    console.print(text)
+                panel.update(event, view)
+            is_one_of_many = event is not None and event.kind in _MANY
+            if not is_one_of_many or time.monotonic() - drawn >= DRAWN_SECONDS:
+                live.update(panel.of(view))
+                drawn = time.monotonic()
 
         yield show
 
@@ -70,11 +82,14 @@ def printed(event: RunEvent, view: RunView, width: int) -> Text | None:
 
 
 class Panel:
-    """The live part: the run's state, bars of episodes and tasks, and what it waits for."""
+    """The live part: the run's state, bars of episodes and tasks, how its metrics go, about how long it takes, what its conductors
+    use, and what it waits for. No line is wider than the terminal.
+    """
 
     def __init__(self, console: Console) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415  # as above
 
+        self._console = console
         self._is_wide = console.width >= WIDE
         self._bars = Progress(
             TextColumn("{task.description:<9}", markup=False),
@@ -95,20 +110,50 @@ class Panel:
                     self._bars.add_task(what, total=total, note="")
         for bar in self._bars.tasks:
             done = view.episodes_ended if bar.description == "episodes" else view.tasks_ended
-            self._bars.update(bar.id, completed=done, note=note(bar.description, view))
+            self._bars.update(bar.id, completed=done, note=failures(bar.description, view))
 
     def of(self, view: RunView) -> Group:
         """What is shown for `view`."""
         from rich.console import Group  # noqa: PLC0415  # as above
         from rich.text import Text  # noqa: PLC0415
 
-        parts: list[Text | Progress] = [Text(headline(view), style="bold")]
+        def one(text: str, style: str = "") -> Text:
+            return Text(clean(text), style=style, no_wrap=True, overflow="ellipsis")
+
+        parts: list[Text | Progress] = [one(headline(view), "bold")]
         if self._bars.tasks and view.state == "running":
             parts.append(self._bars)
             notes = [] if self._is_wide else [bar.fields["note"] for bar in self._bars.tasks]
-            parts += [Text(one) for one in notes if one]
-        parts += [Text(f"waits for {clean(view.waits_for)}", style="dim")] if view.waits_for else []
+            parts += [one(text) for text in notes if text]
+            parts += [one(text) for text in _metrics(view, self._console.width)]
+            parts += [one(text) for text in (time_left(view), _conductors(view)) if text]
+        parts += [one(f"waits for {view.waits_for}", "dim")] if view.waits_for else []
         return Group(*parts)
+
+
+def _metrics(view: RunView, width: int) -> list[str]:
+    """A line for each metric: its name, its sparkline, the mean of its last values."""
+    shown = {name: curve.in_order for name, curve in view.curves.items()}
+    names = min(max(map(len, shown), default=0), max(width // 4, 9))
+    spark = min(max(width - max(names, 9) - 24, 8), SPARKLINE)
+    return [
+        f"{clean(name)[:names]:<{max(names, 9)}} {sparkline([window.mean for window in windows], spark)} "
+        f"{number(sum(last) / len(last))} (last {len(last)})"
+        for name, windows in shown.items()
+        if windows and (last := view.recent[name])
+    ]
+
+
+def _conductors(view: RunView) -> str:
+    """``agent.walker 98 % CPU 312 MiB · tasks 3 % CPU 85 MiB``: the busiest first, for the end is cut off."""
+    from governor.units import sizes  # noqa: PLC0415  # all of `states`, for a terminal alone
+
+    known = view.status.conductors if view.status is not None else ()
+    measured = [(one.cpu, one.memory, one.name) for one in known if one.cpu is not None and one.memory]
+    return " · ".join(
+        f"{name} {cpu:.0%} CPU {sizes.text(memory)}"
+        for cpu, memory, name in sorted(measured, key=lambda each: (-round(each[0], 1), each[2]))
+    )
 
 
 def headline(view: RunView) -> str:
@@ -140,6 +185,7 @@ def lines(*, clock: Callable[[], float] = time.monotonic) -> Display:
 
     def show(event: RunEvent | None, view: RunView) -> None:
         nonlocal told_at, told
+        view.wants_status = True
         if event is not None and _is_news(event, view):
             say(_text(event, view))
         passed = clock() - told_at

@@ -107,11 +107,30 @@ def line(event: RunEvent, view: RunView) -> str:
 
 def note(what: str, view: RunView) -> str:
     """What is told beside the number of ended `what` ("episodes", "tasks"): the mean return of the last episodes, failures."""
-    bad = view.episodes_bad if what == "episodes" else view.tasks_bad
-    parts = [f"{bad} ended badly"] if bad else []
+    parts = [failures(what, view)] if failures(what, view) else []
     if what == "episodes" and view.mean_return is not None:
         parts.insert(0, f"return {number(view.mean_return)} (last {len(view.returns)})")
     return ", ".join(parts)
+
+
+def failures(what: str, view: RunView) -> str:
+    """How many "episodes" or "tasks" of the phase ended badly; empty if none."""
+    bad = view.episodes_bad if what == "episodes" else view.tasks_bad
+    return f"{bad} ended badly" if bad else ""
+
+
+def time_left(view: RunView) -> str:
+    """``about 3min 5s left in train, 12min 0s in the run``, as far as the daemon knows."""
+    status = view.status
+    if status is None or status.left is None or view.state != "running" or status.phase != view.phase:
+        return ""
+    left = status.left
+    run = f", {_about(left.run)} in the run" if left.run is not None and view.phases > 1 else ""
+    return f"{'at most ' if left.at_most else ''}about {_about(left.phase)} left in {view.phase}{run}"
+
+
+def _about(seconds: float) -> str:
+    return durations.text(max(round(seconds), 1)).replace(".0s", "s")
 
 
 def progress(view: RunView) -> str:
@@ -128,6 +147,7 @@ def progress(view: RunView) -> str:
             if total
         ]
         parts = [f"{view.phase}: {'; '.join(work)}"]
+    parts += [time_left(view)] if time_left(view) else []
     parts += [f"waits for {view.waits_for}"] if view.waits_for else []
     return clean(f"{'progress':<18} {'; '.join(parts)}")
 

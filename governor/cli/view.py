@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from governor.messages import finalizing
+from governor.messages.curves import Curve
 
 if TYPE_CHECKING:
     from governor.messages import RunEvent, RunStatus
@@ -18,6 +19,8 @@ WINDOW: Final = 50
 """The number of episodes in the mean return."""
 _BAD_EPISODES: Final = frozenset({"failed", "timed_out", "crashed"})
 _NAMED: Final = 3
+METRICS: Final = 6
+"""Metrics of a phase that are followed: the return, and the first ones of the user."""
 
 
 @dataclass(kw_only=True)
@@ -52,6 +55,13 @@ class RunView:
     earlier: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Episodes and tasks that each phase has on record: a later invocation or another run may start it again."""
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    curves: dict[str, Curve] = field(default_factory=dict)
+    """Of the metrics of this phase's training episodes, by name."""
+    recent: dict[str, deque[float]] = field(default_factory=dict)
+    """Their last `WINDOW` values."""
+    status: RunStatus | None = None
+    """What the daemon said of the run last, if a display `wants_status`: the time left, and what the conductors use."""
+    wants_status: bool = False
 
     @classmethod
     def of(cls, status: RunStatus) -> RunView:
@@ -145,6 +155,8 @@ class RunView:
         self.episodes_ended, self.tasks_ended = self.earlier.get(self.index, (0, 0))
         self.episodes_bad = self.tasks_bad = self.failures = 0
         self.returns.clear()
+        self.curves.clear()
+        self.recent.clear()
         self.running.clear()
         self.stalled = False
         self.finalizing = ""
@@ -161,6 +173,17 @@ class RunView:
         value = episode.get("value")
         if isinstance(value, int | float):
             self.returns.append(value)
+            self._follow("return", value, episode.get("index", 0))
+        for name, number in episode.get("metrics", {}).items():
+            self._follow(name, number, episode.get("index", 0))
+
+    def _follow(self, name: str, value: float, index: int) -> None:
+        if name not in self.curves:
+            if len(self.curves) >= METRICS:
+                return
+            self.curves[name], self.recent[name] = Curve(), deque(maxlen=WINDOW)
+        self.curves[name].add(value, episode=index, step=0, at=0.0)
+        self.recent[name].append(value)
 
     def _task(self, record: dict[str, Any]) -> None:
         self.tasks_ended += 1
