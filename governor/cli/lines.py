@@ -16,7 +16,7 @@ from governor.units import durations, sizes
 
 if TYPE_CHECKING:
     from governor.cli.view import RunView
-    from governor.messages import OutputLine, RunEvent
+    from governor.messages import OutputLine, RunEvent, TimeLeft
 
 _SEQUENCES: Final = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]|\x9b[0-?]*[ -/]*[@-~]"
@@ -124,9 +124,13 @@ def time_left(view: RunView) -> str:
     status = view.status
     if status is None or status.left is None or view.state != "running" or status.phase != view.phase:
         return ""
-    left = status.left
-    run = f", {_about(left.run)} in the run" if left.run is not None and view.phases > 1 else ""
-    return f"{'at most ' if left.at_most else ''}about {_about(left.phase)} left in {view.phase}{run}"
+    return left(status.left, view.phase, phases=view.phases)
+
+
+def left(found: TimeLeft, phase: str | None, *, phases: int) -> str:
+    """As `time_left`, of a run with so many `phases`."""
+    run = f", {_about(found.run)} in the run" if found.run is not None and phases > 1 else ""
+    return f"{'at most ' if found.at_most else ''}about {_about(found.phase)} left in {phase}{run}"
 
 
 def _about(seconds: float) -> str:

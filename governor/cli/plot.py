@@ -67,7 +67,8 @@ def plot(
         yield f"{labels.get(row, ''):>{indent}} {_LEFT}{''.join(line).rstrip()}".rstrip()
     yield f"{'':>{indent}} {_CORNER}{_BOTTOM * len(columns)}"
     left, right = label(begin), label(end)
-    yield f"{'':>{indent}}  {left}{axis:^{max(len(columns) - len(left) - len(right), len(axis) + 2)}}{right}"
+    between = max(len(columns) - len(left) - len(right), 1)
+    yield f"{'':>{indent}}  {left}{axis if len(axis) + 2 <= between else '':^{between}}{right}"
 
 
 def _resampled(points: Sequence[Point], begin: float, end: float, columns: int) -> list[Point | None]:

@@ -11,9 +11,9 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from governor.cli.columns import TableColumns
-from governor.cli.lines import clean, number
+from governor.cli.lines import clean, left, number
 from governor.runs.explain import used
-from governor.units import durations
+from governor.units import durations, sizes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,16 +116,26 @@ def status(report: StatusReport, *, conductors: bool) -> Group:
     for run in report.runs if conductors else ():
         if run.parent:
             parts += ["", Text(clean(f"{run.uid} resumes {run.parent}"))]
+        if run.left:
+            parts += ["", Text(clean(left(run.left, run.phase, phases=run.phases)))]
         if run.limits:
             parts += ["", Text(clean(f"{run.uid} has used: {used(run.limits)}"))]
         if run.conductors:
             children = any(one.started for one in run.conductors)
+            measured = any(one.memory for one in run.conductors)
             table = TableColumns(
-                "conductor", "kind", "state", "pid", "incarnation", *(["has started"] if children else [])
+                *("conductor", "kind", "state", "pid", "incarnation"),
+                *(["CPU", "memory"] if measured else []),
+                *(["has started"] if children else []),
             )
             for one in run.conductors:
                 started = [", ".join(map(str, one.started)) or "-"] if children else []
-                _row(table, one.name, one.kind, one.state, one.pid or "-", one.incarnation, *started)
+                use = (
+                    ["-" if one.cpu is None else f"{one.cpu:.0%}", sizes.text(one.memory or 0)]
+                    if measured
+                    else []
+                )
+                _row(table, one.name, one.kind, one.state, one.pid or "-", one.incarnation, *use, *started)
             parts += ["", table]
     return Group(*parts)
 

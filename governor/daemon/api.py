@@ -99,7 +99,7 @@ class DaemonApi:
         except GovernorError as error:
             return [encode(refusal_of(error))]
 
-    async def _answer(self, request: Request) -> ExecutorReply:  # noqa: C901, PLR0911  # one for each verb
+    async def _answer(self, request: Request) -> ExecutorReply:  # noqa: C901, PLR0911, PLR0912  # one for each verb
         try:
             asked = decode_request(request.body[0])
         except (IndexError, msgspec.MsgspecError) as error:

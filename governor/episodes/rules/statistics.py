@@ -68,9 +68,11 @@ class PhaseStatistics:
     def _add_to_curves(figures: PhaseFigures, record: EpisodeRecord) -> None:
         """Time is that of the worker, so an interruption of the run does not count."""
         prefix, key = (EVALUATION, record.evaluation) if record.evaluation else ("", record.index)
-        values = {**record.metrics, "return": record.value, "steps": record.steps}
+        values = {"return": record.value, "steps": record.steps}
         for player, value in record.values.items():
             values[f"return.{player}"] = value
+        if record.metrics:
+            values |= {name: value for name, value in record.metrics.items() if name not in values}
         at = figures.seconds[record.worker]
         for name, value in values.items():
             curve = figures.curves.get(prefix + name)

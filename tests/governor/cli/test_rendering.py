@@ -5,10 +5,10 @@ import pytest
 from rich.console import Console
 
 from governor.cli import ask, display, tables
-from governor.cli.lines import line, number
+from governor.cli.lines import line, number, progress, time_left
 from governor.cli.view import RunView
-from governor.messages import LimitUse, RunEvent, RunList
-from tests.governor.cli.recorded import EVENTS, REPORT, RESULT, RUNS, STATUS, Recorded
+from governor.messages import ConductorStatus, LimitUse, RunEvent, RunList, TimeLeft
+from tests.governor.cli.recorded import EPISODE, EVENTS, REPORT, RESULT, RUNS, STATUS, Recorded
 
 
 def told():
@@ -201,3 +201,83 @@ def test_exit_codes_of_a_run(outcome, code):
 
     assert ask.exit_code(WatchEnd(outcome=outcome)) == code
     assert ask.exit_code(None) == 75
+
+
+LEFT = TimeLeft(phase=185.2, run=720.0, at_most=True)
+USED = (
+    ConductorStatus(
+        name="tasks", kind="tasks", state="ready", pid=8, incarnation=1, cpu=0.03, memory=85 * 2**20
+    ),
+    ConductorStatus(
+        name="agent.walker", kind="agent", state="ready", pid=7, incarnation=1, cpu=0.98, memory=2**30
+    ),
+)
+
+
+def view_of_metrics(*, episodes=500):
+    view = RunView(uid="u1", name="lake", phases=2)
+    events = [("run.transition", {"to": "running"})]
+    events += [("phase.started", {"phase": "train", "index": 0, "mode": "train", "episodes": 1000})]
+    for index in range(episodes):
+        metrics = {
+            "success": index % 2,
+            "a\x1b[31m very long name of a metric that nobody reads": 1e9 / (index + 1),
+        }
+        metrics |= {f"m{number}": float(number) for number in range(20)}
+        episode = {
+            "index": index,
+            "value": index / 10,
+            "outcome": "terminated",
+            "metrics": metrics,
+            **EPISODE,
+        }
+        events.append(("episode.ended", {"episode": episode}))
+    panel = display.Panel(Console(file=io.StringIO(), width=100))
+    for seq, (kind, data) in enumerate(events, start=1):
+        view.on(event := RunEvent(uid="u1", seq=seq, at=float(seq), kind=kind, data=data))
+        panel.update(event, view)
+    view.status = msgspec.structs.replace(STATUS, phase="train", left=LEFT, conductors=USED)
+    return view, events
+
+
+@pytest.mark.parametrize("width", [40, 60, 100, 200])
+def test_the_panel_shows_metrics_time_and_conductors_in_the_width_of_the_terminal(width):
+    view, events = view_of_metrics()
+    console = Console(
+        file=io.StringIO(), width=width, highlight=False, force_terminal=True, color_system=None
+    )
+    panel = display.Panel(console)
+    panel.update(RunEvent(uid="u1", seq=2, at=0.0, kind=events[1][0], data=events[1][1]), view)
+    with console.capture() as captured:
+        console.print(panel.of(view))
+    rows = captured.get().splitlines()
+    assert max(map(len, rows)) <= width
+    assert not any("\x1b[31m" in row for row in rows)
+    [of_return] = [row for row in rows if row.startswith("return")]
+    assert {"▁", "█"} <= {*of_return}
+    assert of_return.endswith(" 47.45 (last 50)")
+    assert sum("(last 50)" in row for row in rows) == 6, "of many metrics the first ones are shown"
+    assert any(row.startswith("at most about 3min 5s left in train"[: width - 1]) for row in rows)
+    assert any(row.startswith("agent.walker 98% CPU 1 GiB") for row in rows), "the busiest is first"
+    assert len(rows) <= 12
+
+
+def test_the_curves_of_a_view_are_those_of_its_phase():
+    view, _ = view_of_metrics()
+    assert [*view.curves][:2] == ["return", "success"]
+    assert view.curves["return"].count == 500
+    evaluated = {"index": 9, "value": 1.0, "outcome": "terminated", "evaluation": 1, **EPISODE}
+    view.on(RunEvent(uid="u1", seq=900, at=0.0, kind="episode.ended", data={"episode": evaluated}))
+    assert view.curves["return"].count == 500
+    view.on(RunEvent(uid="u1", seq=901, at=0.0, kind="phase.started", data={"phase": "next", "index": 1}))
+    assert (view.curves, view.recent) == ({}, {})
+    assert time_left(view) == "", "what the daemon said of another phase"
+
+
+def test_lines_and_status_tell_about_how_long_it_takes():
+    view, _ = view_of_metrics()
+    assert "; at most about 3min 5s left in train, 12min 0s in the run" in progress(view)
+    run = msgspec.structs.replace(STATUS, phase="train", phases=2, left=LEFT, conductors=USED)
+    rows = printed(tables.status(msgspec.structs.replace(REPORT, runs=(run,)), conductors=True))
+    assert "at most about 3min 5s left in train, 12min 0s in the run" in rows
+    assert rows[-1].split() == ["agent.walker", "agent", "ready", "7", "1", "98%", "1", "GiB"]

@@ -21,14 +21,19 @@ from governor.executor import Executor
 from governor.journal.readers import Readers
 from governor.messages import (
     SERVICE,
+    EpisodeRecord,
     PhaseResult,
     RunCounts,
     RunList,
     decode_reply,
+    encode,
 )
+from governor.run_file.load import parse
+from governor.runs.assignment import Assignment
 from governor.runs.result import save_result
 from governor.runs.run_governor import RunGovernor
 from tests.support.api_world import RUN, done, open_api
+from tests.support.figures import with_done
 from tests.support.run_results import run_result
 
 
@@ -250,3 +255,41 @@ async def test_a_run_that_ends_while_its_row_is_read_is_not_shown_as_interrupted
     monkeypatch.setattr(journal, "first_unended", slow)
     [run] = (await daemon.executor.status()).runs
     assert (run.state, run.outcome) == ("ended", "finished")
+
+
+SIMULATION = {
+    "name": "r",
+    "conductors": {"environments": {"e": {"entry": "m:E"}}, "agents": {"a": {"entry": "m:A"}}},
+    "phases": [
+        {"name": name, "simulate": {"environment": "e", "agents": ["a"], "episodes": 90}} for name in "pqr"
+    ],
+}
+
+
+async def test_curves_are_those_of_the_kept_figures_and_of_what_ended_after_them(daemon):
+    uid = await daemon.executor.submit(SIMULATION)
+    records = [
+        EpisodeRecord(index=n, worker=0, seed=0, outcome="terminated", value=float(n), steps=3, seconds=1.0)
+        for n in range(60)
+    ]
+    kept = with_done(Assignment(uid=uid, run=parse(SIMULATION), folder="/").simulation(0), records[:40]).done
+    await daemon.journal.write(
+        lambda tx: (
+            tx.event(uid, "phase.started", {"index": 0}),
+            tx.episodes(uid, 0, records[:40]),
+            tx.figures(uid, 0, encode(kept)),
+            tx.episodes(uid, 0, records[40:]),
+            tx.event(uid, "phase.started", {"index": 1}),
+        )
+    )
+    found = await daemon.executor.curves(uid, "return")
+    assert [(each.phase, each.metrics) for each in found.phases] == [("p", ("return", "steps")), ("q", ())]
+    curve = found.phases[0].curve
+    assert [(window.first_key, window.mean) for window in curve.in_order] == [
+        (n, float(n)) for n in range(60)
+    ]
+    assert (found.ended, found.phases[1].curve) == (False, None)
+    [alone] = (await daemon.executor.curves(uid, "steps", phase="q")).phases
+    assert alone.phase == "q"
+    with pytest.raises(UsageError, match="has no phase 'x'; its phases: p, q, r"):
+        await daemon.executor.curves(uid, "return", phase="x")

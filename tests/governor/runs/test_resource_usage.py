@@ -253,3 +253,35 @@ asyncio.run(main())
 
 def test_a_measurement_that_hangs_holds_neither_the_end_of_a_run_nor_that_of_the_daemon():
     assert subprocess.run([sys.executable, "-c", HANGS], timeout=30, check=False).returncode == 0
+
+
+async def test_a_conductor_has_the_cpu_and_memory_of_all_that_it_has_started(child, monkeypatch):
+    idle = child("-c", FILL, str(100 * MIB))
+    busy = child("-c", "import itertools; print('begun', flush=True); [None for _ in itertools.repeat(None)]")
+    usage = resource_usage.ConductorUsage()
+    assert usage.of("a") == {"cpu": None, "memory": None}
+    monkeypatch.setattr(resource_usage, "EVERY_SECONDS", 0.0)
+    pids = {"a": {idle.pid}, "b": {idle.pid, busy.pid}}
+    before = resource_usage.cpu_seconds(busy.pid)
+    await usage.measure(pids)
+    while resource_usage.cpu_seconds(busy.pid) < before + 0.2:
+        await asyncio.to_thread(os.sched_yield)
+    await usage.measure(pids)
+    assert usage.of("a")["cpu"] < 0.1
+    assert 0.0 < usage.of("b")["cpu"] < 1.5
+    assert 100 * MIB < usage.of("a")["memory"] < usage.of("b")["memory"]
+
+
+async def test_a_measurement_that_hangs_holds_up_no_status(monkeypatch):
+    release = threading.Event()
+    monkeypatch.setattr(resource_usage, "memory_of", lambda pids: release.wait(30) and 1)
+    monkeypatch.setattr(resource_usage, "MOST_SECONDS", 0.05)
+    monkeypatch.setattr(resource_usage, "EVERY_SECONDS", 0.0)
+    usage = resource_usage.ConductorUsage()
+    try:
+        async with asyncio.timeout(5):
+            await usage.measure({"a": {os.getpid()}})
+            await usage.measure({"a": {os.getpid()}})  # and starts no second thread's work
+        assert usage.of("a")["memory"] is None
+    finally:
+        release.set()

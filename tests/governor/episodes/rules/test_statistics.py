@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from governor.episodes.rules.statistics import PhaseStatistics, summarize
 from governor.messages import Checkpoint, EpisodeRecord, Evaluate, Plateau, StartSimulation, Until, encode
+from governor.messages.curves import CURVES
 from governor.messages.figures import PhaseFigures, Spread
 
 VALUES = st.floats(-1e6, 1e6)
@@ -97,6 +98,49 @@ def test_their_size_does_not_grow():
         if index in {1_279, 20_479}:
             sizes.append(len(encode(statistics.figures)))
     assert sizes[1] < 1.1 * sizes[0], "the numbers themselves have more digits"
+
+
+def test_curves_are_of_complete_episodes_and_evaluations_have_their_own():
+    statistics = PhaseStatistics(COMMAND)
+    for index in range(12):
+        statistics.add(
+            EpisodeRecord(
+                index=index if index < 10 else 50 + index,
+                worker=0,
+                seed=0,
+                outcome="failed" if index == 3 else "terminated",
+                value=float(index),
+                steps=2,
+                seconds=0.5,
+                values={"left": 1.0},
+                metrics={"loss": math.nan if index == 5 else 0.25},
+                evaluation=int(index >= 10),
+            )
+        )
+    curves = statistics.figures.curves
+    assert sorted(curves) == [
+        *("evaluation.loss", "evaluation.return", "evaluation.return.left", "evaluation.steps"),
+        *("loss", "return", "return.left", "steps"),
+    ]
+    assert [window.first_key for window in curves["return"].in_order] == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+    last = curves["return"].in_order[-1]
+    assert (last.mean, last.first_step, last.first_at) == (9.0, 20, 5.0), (
+        "steps of the phase, time of its worker"
+    )
+    [evaluation] = curves["evaluation.return"].in_order
+    assert (evaluation.first_key, evaluation.count, evaluation.mean, evaluation.last_step) == (1, 2, 10.5, 20)
+    assert (curves["loss"].count, curves["loss"].unusable) == (8, 1)
+
+
+def test_so_many_metrics_have_a_curve():
+    statistics = PhaseStatistics(COMMAND)
+    metrics = {f"m{number:03}": 1.0 for number in range(500)}
+    record = EpisodeRecord(
+        index=0, worker=0, seed=0, outcome="terminated", value=1.0, steps=1, seconds=0.1, metrics=metrics
+    )
+    statistics.add(record)
+    assert len(statistics.figures.curves) == CURVES
+    assert {"return", "steps"} <= {*statistics.figures.curves}
 
 
 def spread(*values):
