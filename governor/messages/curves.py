@@ -159,10 +159,13 @@ class Curve(msgspec.Struct):
         if not all(usable):
             self.unusable += usable.count(False)
             columns = tuple([*compress(column, usable)] for column in columns)
-        numbers = [int(key) >> self.shift for key in columns[0]]
-        if len({*numbers}) == 1:
-            self._widen(numbers[0], *columns)
+        keys = columns[0]
+        if not keys:
+            return
+        if (number := int(min(keys)) >> self.shift) == int(max(keys)) >> self.shift:
+            self._widen(number, *columns)
         else:
+            numbers = [int(key) >> self.shift for key in keys]
             groups: dict[int, list[tuple[float, ...]]] = {}
             for number, row in zip(numbers, zip(*columns, strict=True), strict=True):
                 groups.setdefault(number, []).append(row)

@@ -68,7 +68,7 @@ class PhaseStatistics:
     def _add_to_curves(figures: PhaseFigures, record: EpisodeRecord) -> None:
         """Time is that of the worker, so an interruption of the run does not count."""
         prefix, key = (EVALUATION, record.evaluation) if record.evaluation else ("", record.index)
-        values = {"return": record.value, "steps": record.steps}
+        values: dict[str, float] = {"return": record.value, "steps": record.steps}
         for player, value in record.values.items():
             values[f"return.{player}"] = value
         if record.metrics:
