@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import bench_broker
 import bench_calls
+import bench_curves
 import bench_daemon
 import bench_finalizing
 import bench_growth
@@ -92,6 +93,7 @@ SECTIONS: tuple[tuple[str, Callable[[], list[Row]]], ...] = (
     ("Broker, round trips of 100 bytes", bench_broker.rows),
     ("Processes and memory", bench_memory.measure),
     ("Ten million episodes", lambda: asyncio.run(bench_growth.measure())),
+    ("Curves of metrics", bench_curves.measure),
     ("Ten thousand runs", bench_queries.measure),
     ("Tasks, beside plain Ray", bench_tasks.measure),
     ("The scheduler of tasks, alone", bench_scheduler.measure),

@@ -8,6 +8,8 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
+from governor.episodes.rules.statistics import PhaseStatistics
+
 
 class Endless(gymnasium.Env):
     """Counts; never terminates."""
@@ -27,6 +29,14 @@ class Endless(gymnasium.Env):
     def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
         self._at ^= 1
         return self._at, float(action), False, False, {}
+
+
+class EndlessWithoutCurves(Endless):
+    """The process that it is in keeps no curves of metrics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        PhaseStatistics._add_to_curves = staticmethod(lambda *_: None)  # noqa: SLF001  # there is no switch
 
 
 class Waiting(Endless):

@@ -1,4 +1,4 @@
-"""Makes live-view.svg: what `governor run examples/frozen_lake/run.yaml` shows in a terminal, in its second phase.
+"""Makes live-view.svg: what `governor run examples/frozen_lake/run.yaml` shows in a terminal, while its agent learns.
 
     .venv/bin/python docs/pictures/make_live_view.py
 
@@ -23,7 +23,7 @@ from governor.messages import RunEvent
 
 COMMAND = "governor run examples/frozen_lake/run.yaml"
 COLUMNS = 96
-MOMENT = ("evaluate", 30)
+MOMENT = ("train", 50)
 """The picture is of the moment when so many episodes of this phase have ended."""
 ROOT = Path(__file__).resolve().parents[2]
 FORMAT = """\

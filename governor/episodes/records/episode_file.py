@@ -83,8 +83,9 @@ class EpisodeFile:
 
     def _line(self, record: EpisodeRecord) -> bytes:
         line = {**msgspec.structs.asdict(record), **self._extra}
-        if not record.values:
-            del line["values"]
+        for name in ("values", "metrics"):
+            if not line[name]:
+                del line[name]
         return _encode(line) + b"\n"
 
 
