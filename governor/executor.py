@@ -314,7 +314,8 @@ class Executor:
     async def curves(self, uid: str, metric: str, *, phase: str | None = None) -> RunCurves:
         """How a metric went in a run, also in one at work: a `RunCurves`. Raises NoSuchRun, UsageError for an unknown phase."""
         asked = GetCurves(uid=uid, metric=metric, phase=phase)
-        return await self._ask(asked, RunCurves, source=uid, send=self._gather)
+        seconds = max(self.timeout, RESUME_SECONDS)  # of each of many phases the last records are read
+        return await self._ask(asked, RunCurves, source=uid, seconds=seconds, send=self._gather)
 
     async def _ask(
         self,

@@ -147,27 +147,35 @@ def _plotted(found: RunCurves, phase: PhaseCurve, curve: Curve, by: Axis | None,
         raise UsageError(f"the values of {found.metric!r} belong to no episode: say --by step or --by time")
     axis = key if by in (None, "episode") else by
     windows = curve.in_order
-    points = sorted(_point(window, axis) for window in windows)
+    points = _joined(sorted(_point(window, axis) for window in windows))
     wide = f", each of {1 << curve.shift} {key}s" if curve.shift else ""
     yield clean(
         f"{phase.phase}: {found.metric} by {axis}, "
         f"{counted(curve.count, 'value')} in {counted(len(windows), 'window')}{wide}"
     )
+    first, last = points[0].begin, max(point.end for point in points)
     label = durations.text if axis == "time" else _whole
-    yield from plot(points, width=width, axis=axis, label=label)
+    ends = label(first), label(last if axis in ("step", "time") else last - 1)
+    yield from plot(points, width=width, axis=axis, ends=ends)
     extremes = f"{number(min(w.low for w in windows))} to {number(max(w.high for w in windows))}"
     odd = f"; {curve.unusable} more were NaN or infinite" if curve.unusable else ""
-    first, last = number(windows[0].mean), number(windows[-1].mean)
-    yield f"• mean: {first} at first, {last} at last   ░ 10 % to 90 %   all values: {extremes}{odd}"
+    means = f"{number(windows[0].mean)} at first, {number(windows[-1].mean)} at last"
+    yield f"• mean: {means}   ░ 10 % to 90 %   all values: {extremes}{odd}"
 
 
 def _point(window: Window, axis: str) -> Point:
     begin, end = {
         "step": (window.first_step, window.last_step),
         "time": (window.first_at, window.last_at),
-    }.get(axis, (window.first_key, window.last_key))
+    }.get(axis, (window.first_key, window.last_key + 1))
     low, high = window.quantiles(_BAND)
     return Point(begin, end, window.count, window.mean, low, high)
+
+
+def _joined(points: list[Point]) -> list[Point]:
+    """Each reaches to the next one: where there are few, a plot has no gaps."""
+    following = [*(point.begin for point in points[1:]), points[-1].end]
+    return [point._replace(end=max(point.end, begin)) for point, begin in zip(points, following, strict=True)]
 
 
 def _whole(value: float) -> str:

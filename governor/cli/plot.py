@@ -40,10 +40,10 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(_LEVELS[round((cell - low) * scale) if scale else len(_LEVELS) // 2] for cell in cells)
 
 
-def plot(
-    points: Sequence[Point], *, width: int, axis: str, label: Callable[[float], str] = number
-) -> Iterator[str]:
-    """Lines of at most `width` cells: `HEIGHT` rows of the plot, and two of the x axis. At least one point."""
+def plot(points: Sequence[Point], *, width: int, axis: str, ends: tuple[str, str]) -> Iterator[str]:
+    """Lines of at most `width` cells: `HEIGHT` rows of the plot, and two of the x axis, with its name and its two `ends`. At
+    least one point.
+    """
     low = min(min(point.low, point.mean) for point in points)
     high = max(max(point.high, point.mean) for point in points)
     rows = HEIGHT if high > low else 1
@@ -66,7 +66,7 @@ def plot(
     for row, line in enumerate(cells):
         yield f"{labels.get(row, ''):>{indent}} {_LEFT}{''.join(line).rstrip()}".rstrip()
     yield f"{'':>{indent}} {_CORNER}{_BOTTOM * len(columns)}"
-    left, right = label(begin), label(end)
+    left, right = ends
     between = max(len(columns) - len(left) - len(right), 1)
     yield f"{'':>{indent}}  {left}{axis if len(axis) + 2 <= between else '':^{between}}{right}"
 

@@ -111,18 +111,23 @@ class Window(msgspec.Struct, gc=False, array_like=True):
 
     def quantiles(self, shares: Iterable[float] = QUANTILES) -> tuple[float, ...]:
         """For each of `shares`, in 0..1, the value that so much of the values are below: as if those of a bucket were evenly
-        spread in it. Exact for the minimum and the maximum.
+        spread in it. Exact for the minimum and the maximum, and for few different short numbers.
         """
-        edges = [(0, self.low)]
+        is_finest = self.level == _finest(self.low, self.high)
+        edges: list[tuple[int, float]] = []
         seen = 0
         for index, count in sorted(_unpack(self.buckets).items()):
-            # Bucket 0 reaches to both sides of 0.
-            begin, end = (index - (index <= 0)), (index + (index >= 0))
-            edges.append((seen, max(self.low, ldexp(begin, self.level))))
+            # Bucket 0 reaches to both sides of 0. In one of the finest the values are as good as equal.
+            begin, end = (index, index) if is_finest else (index - (index <= 0), index + (index >= 0))
+            edges += (seen, self._inside(begin)), (seen + count, self._inside(end))
             seen += count
-            edges.append((seen, min(self.high, ldexp(end, self.level))))
-        edges.append((seen, self.high))
+        if is_finest and len(edges) > 2:
+            edges[1], edges[-2] = (edges[1][0], self.low), (edges[-2][0], self.high)
+        edges[0], edges[-1] = (0, self.low), (seen, self.high)
         return tuple(_interpolated(edges, share * seen) for share in shares)
+
+    def _inside(self, edge: int) -> float:
+        return min(max(ldexp(edge, self.level), self.low), self.high)
 
 
 class Curve(msgspec.Struct):

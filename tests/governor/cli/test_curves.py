@@ -86,7 +86,10 @@ def test_evaluations_are_along_their_number(monkeypatch):
     found = of("evaluation.return", train(curve([1.0, 2.0])))
     document = json.loads(results(monkeypatch, found, "--curve", "evaluation.return", "--json").stdout)
     assert document["phases"][0]["windows"][1]["evaluation"] == [1, 1]
-    assert "by evaluation" in results(monkeypatch, found, "--curve", "evaluation.return").stdout
+    rows = results(monkeypatch, found, "--curve", "evaluation.return").stdout.splitlines()
+    assert "by evaluation" in rows[2]
+    assert rows[3].count("•") > 40, "no gap between the few windows"
+    assert rows[-2].split() == ["0", "evaluation", "1"]
 
 
 def test_values_of_no_episode_are_by_step(monkeypatch):

@@ -24,7 +24,7 @@ def test_a_sparkline_is_never_too_wide(width):
 @pytest.mark.parametrize("count", [1, 2, 50, 160])
 def test_a_plot_fits_and_has_its_axes(width, count):
     points = [Point(n * 10, n * 10 + 9, 10, float(n), n - 0.5, n + 0.5) for n in range(count)]
-    lines = [*plot(points, width=width, axis="episode")]
+    lines = [*plot(points, width=width, axis="episode", ends=("0", str(count * 10 - 1)))]
     assert len(lines) == HEIGHT + 2
     assert max(map(len, lines)) <= width
     assert lines[0].split()[0] == f"{count - 0.5:.4g}"
@@ -37,12 +37,12 @@ def test_a_plot_fits_and_has_its_axes(width, count):
 
 def test_a_mean_that_rises_is_drawn_rising():
     points = [Point(n, n, 1, float(n), float(n), float(n)) for n in range(40)]
-    rows = [*plot(points, width=60, axis="step")][:HEIGHT]
+    rows = [*plot(points, width=60, axis="step", ends=("0", "39"))][:HEIGHT]
     first = [row.index("•") for row in rows]
     assert first == sorted(first, reverse=True)
 
 
 def test_one_value_alone_is_one_row():
-    lines = [*plot([Point(5, 5, 1, 2.0, 2.0, 2.0)], width=40, axis="episode")]
+    lines = [*plot([Point(5, 5, 1, 2.0, 2.0, 2.0)], width=40, axis="episode", ends=("5", "5"))]
     assert len(lines) == 3
     assert lines[0].startswith("2 ┤•")

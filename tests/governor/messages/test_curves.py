@@ -121,6 +121,11 @@ def test_quantiles_are_within_a_bucket(name: str, draw: object) -> None:
     assert width < spread
 
 
+def test_quantiles_of_few_different_numbers_are_these() -> None:
+    window = Window.of([0], [0.0] * 6 + [1.0] * 3 + [2.5], [0], [0.0])
+    assert window.quantiles((0.0, 0.1, 0.5, 0.75, 0.9, 1.0)) == (0.0, 0.0, 0.0, 1.0, 1.0, 2.5)
+
+
 def test_values_without_an_episode_are_by_step() -> None:
     curve = Curve()
     for step in range(1000, 2000, 100):
