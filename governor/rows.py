@@ -32,7 +32,11 @@ encode_json = msgspec.json.Encoder(enc_hook=str).encode
 def _schema(record: type[msgspec.Struct], *before: str) -> pa.Schema:
     """The columns of a record; what is neither a number nor a text becomes a text."""
     kinds = {int: pa.int64(), float: pa.float64()}
-    columns = [(field.name, kinds.get(field.type, pa.string())) for field in msgspec.structs.fields(record)]
+    columns = [
+        (field.name, kinds.get(field.type, pa.string()))
+        for field in msgspec.structs.fields(record)
+        if (record, field.name) != (EpisodeRecord, "metrics")
+    ]
     return pa.schema([*((name, pa.string()) for name in before), *columns])
 
 
