@@ -20,14 +20,19 @@ VALUES = st.one_of(
     st.sampled_from([0.0, -0.0, 5e-324, -5e-324, 1e289, math.nan, math.inf, -math.inf]),
 )
 ROWS = st.lists(
-    st.tuples(st.integers(0, 5_000), VALUES, st.integers(0, 10**9), st.floats(0, 1e6)), max_size=150
+    st.tuples(
+        st.one_of(st.integers(0, 3), st.integers(0, 5_000)), VALUES, st.integers(0, 10**9), st.floats(0, 1e6)
+    ),
+    max_size=150,
 )
 
 
 def of(rows: list[tuple[int, float, int, float]]) -> Curve:
     curve = Curve()
-    for episode, value, step, at in rows:
+    for number, (episode, value, step, at) in enumerate(rows):
         curve.add(value, episode=episode, step=step, at=at)
+        if number % 7 == 6:
+            curve.fold()
     return curve
 
 
@@ -72,6 +77,7 @@ def test_windows_tell_the_truth_of_their_values(rows: list[tuple[int, float, int
         inside = [row for row in usable if row[0] >> curve.shift == window.first_key >> curve.shift]
         values = [row[1] for row in inside]
         assert (window.count, window.low, window.high) == (len(inside), min(values), max(values))
+        assert sum(curves._unpack(window.buckets).values()) == window.count
         assert window.mean == math.fsum(values) / len(values)
         assert (window.first_key, window.last_key) == (min(r[0] for r in inside), max(r[0] for r in inside))
         assert (window.first_step, window.last_step) == (min(r[2] for r in inside), max(r[2] for r in inside))
@@ -79,6 +85,16 @@ def test_windows_tell_the_truth_of_their_values(rows: list[tuple[int, float, int
         found = window.quantiles((0.0, 0.1, 0.5, 0.9, 1.0))
         assert (found[0], found[-1]) == (window.low, window.high)
         assert sorted(found) == [*found]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (0, 2, 1), (1, 0, 2)])
+def test_means_are_exact_in_whatever_order(order: tuple[int, ...]) -> None:
+    values = (1e16, 1.0, -1e16)
+    curve = Curve()
+    for index in order:
+        curve.add(values[index], episode=0, step=0, at=0.0)
+        curve.fold()
+    assert curve.in_order[0].mean == 1 / 3
 
 
 def test_a_curve_is_bounded_whatever_the_number_of_its_values() -> None:
