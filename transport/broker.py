@@ -30,7 +30,7 @@ import msgspec
 import zmq
 
 from transport import endpoints
-from transport.access import Access
+from transport.access import Access, Peer
 from transport.broker_core import BrokerCore, BrokerLimits, Send, Side
 from transport.connection import keep_alive
 from transport.connections import BoundedConnections, bound_of_each, files_needed
@@ -40,6 +40,8 @@ from transport.slow_readers import SlowReaders
 from transport.sockets import Sent, SocketLoop, last_endpoint
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from transport.frames import Frames
     from transport.sockets import DrainedSocket
 
@@ -108,6 +110,8 @@ class Broker:
         self._connections: list[BoundedConnections] = []
         self._drained: dict[Side, DrainedSocket] = {}
         self._slow: dict[Side, SlowReaders] = {}
+        self._peers: dict[Side, Callable[[], Peer]] = {}
+        """Who sent the message that is being read."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._probe_timer: asyncio.TimerHandle | None = None
@@ -226,8 +230,12 @@ class Broker:
             parsed.path.chmod(0o660)
         return last_endpoint(socket)
 
+    def _peer(self, side: Side, local: bool) -> Peer:  # noqa: FBT001 - for `partial`
+        return Peer.told(self._drained[side].peer_address, local=local)
+
     def _drain(self, side: Side, socket: zmq.Socket[bytes]) -> None:
         on_message = partial(self._on_message, side)
+        self._peers[side] = partial(self._peer, side, last_endpoint(socket).startswith("ipc:"))
         if side is Side.WORKERS:
             self._workers = self._drained[side] = self._sockets.add(socket, on_message=on_message)
         else:
@@ -258,7 +266,7 @@ class Broker:
     # -- the core's events ----------------------------------------------------------------------------------
 
     def _on_message(self, side: Side, frames: Frames) -> None:
-        self._deliver(self._core.feed(side, frames, self._now()))
+        self._deliver(self._core.feed(side, frames, self._now(), self._peers[side]))
         if self._core.next_deadline() < self._timer_at:
             self._arm()
 

@@ -8,7 +8,8 @@ Rules:
 4. A request that is queued or in flight and comes again, with the same (session, request id), is not started again: its
    replies go to the client that sent it last.
 5. The address in a worker's request is the broker's own number for the request, never a routing id: a reply finds its
-   request also when one client has many in flight, and no worker can answer a request that it was not given.
+   request also when one client has many in flight, and no worker can answer a request that it was not given. Who sent the
+   request is part of it for the services that are told: a client has no frame that becomes a part of it.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from typing import TYPE_CHECKING, Final
 
 from transport import envelope as envelopes
 from transport import frames as mdp
-from transport.access import Access
+from transport.access import Access, Peer
 from transport.broker_state import BrokerLimits, Counters, QueuedRequest, RegisteredWorker
 from transport.dispatch import Dispatcher, Send, Side
 from transport.envelope import ReplyEnvelope, ReplyStatus, RequestEnvelope
 from transport.errors import MalformedFrames
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from transport.frames import Frames
 
 __all__ = ["BrokerCore", "BrokerLimits", "Send", "Side"]
@@ -66,14 +69,14 @@ class BrokerCore:
 
     # -- input ----------------------------------------------------------------------------------------------
 
-    def feed(self, side: Side, frames: Frames, now: float) -> list[Send]:
-        """Take one message as the ROUTER of `side` received it, routing id first."""
+    def feed(self, side: Side, frames: Frames, now: float, peer: Callable[[], Peer] = Peer) -> list[Send]:
+        """Take one message as the ROUTER of `side` received it, routing id first. `peer` returns who sent it."""
         out = self._dispatcher.out = []
         try:
             if side is Side.WORKERS:
                 self._from_worker(frames, now)
             else:
-                self._from_client(side, frames, now)
+                self._from_client(side, frames, now, peer)
         except MalformedFrames:
             self.counters.malformed += 1
         return out
@@ -115,7 +118,7 @@ class BrokerCore:
 
     # -- clients --------------------------------------------------------------------------------------------
 
-    def _from_client(self, side: Side, frames: Frames, now: float) -> None:
+    def _from_client(self, side: Side, frames: Frames, now: float, peer: Callable[[], Peer]) -> None:
         command = mdp.parse_client(frames, start=1)
         client = frames[0]
         if type(command) is not mdp.ClientRequest or type(client) is not bytes:
@@ -155,6 +158,7 @@ class BrokerCore:
             deadline=now + wait,
             size=sum(map(len, body)),
             queued_at=now,
+            peer=peer().stamp() if name in self.access.stamped else b"",
         )
         self._dispatcher.accept(request, now)
 

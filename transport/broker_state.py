@@ -100,6 +100,8 @@ class QueuedRequest(msgspec.Struct, eq=False, kw_only=True):
     attempts: int = 0
     worker: RegisteredWorker | None = None
     address: bytes = b""
+    peer: bytes = b""
+    """Who sent it, for a worker that is told (`Access.stamped`)."""
 
     @property
     def repeatable(self) -> bool:

@@ -282,7 +282,7 @@ class Dispatcher:
     def _dispatch(self, worker: RegisteredWorker, request: QueuedRequest, now: float) -> None:
         self.counters.dispatched += 1
         self._seq += 1
-        address = self._seq.to_bytes(8, "big")
+        address = self._seq.to_bytes(mdp.NUMBER_BYTES, "big") + request.peer
         worker.in_flight[address] = request
         worker.last_sent = now
         worker.service.offer(worker)

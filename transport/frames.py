@@ -36,6 +36,8 @@ CLIENT: Final = b"MDPC02"
 WORKER: Final = b"MDPW02"
 SERVICE_BYTES_LIMIT: Final = 255
 CREDIT_LIMIT: Final = 1024
+NUMBER_BYTES: Final = 8
+"""Of the address of a worker's request: the broker's number. Behind it stands who sent it, for services that are told."""
 BODY_LIMIT: Final = 64 * 2**20
 BODY_FRAMES: Final = 1000
 """With the other frames of a message, fewer than a socket accepts in one (`sockets.FRAMES_LIMIT`)."""

@@ -133,6 +133,7 @@ class DrainedSocket:
         self.budget = 0
         self.oversized = 0
         self._skipping = False
+        self._first: zmq.Frame | None = None
         self._loop = loop
         self._on_message = on_message
         self._on_writable = on_writable
@@ -163,6 +164,16 @@ class DrainedSocket:
                 return Sent.UNREACHABLE
             raise
         return Sent.OK
+
+    @property
+    def peer_address(self) -> str:
+        """Where the message comes from that is being passed on, as the kernel told libzmq; "" where it is not known. What the
+        peer itself said under that name in its handshake does not replace it.
+        """
+        try:
+            return "" if self._first is None else str(self._first.get("Peer-Address"))
+        except zmq.ZMQError:
+            return ""
 
     def touch_writable(self) -> None:
         """Call `on_writable` soon, without an edge that announces room."""
@@ -202,8 +213,8 @@ class DrainedSocket:
         if self._skipping:
             return self._skip(socket)
         frames: Frames = []
+        frame = self._first = _recv(socket, _DONTWAIT, False)
         while True:
-            frame = _recv(socket, _DONTWAIT, False)
             if len(frames) == FRAMES_LIMIT:
                 self.oversized += 1
                 self._skipping = frame.more
@@ -212,6 +223,7 @@ class DrainedSocket:
             frames.append(frame.bytes if len(frame) <= COPY_LIMIT else frame)
             if not frame.more:
                 break
+            frame = _recv(socket, _DONTWAIT, False)
         self._on_message(frames)
         return 1 + (len(frames) >> _FRAMES_SHIFT)
 

@@ -25,6 +25,7 @@ import zmq
 from transport import endpoints
 from transport import envelope as envelopes
 from transport import frames as mdp
+from transport.access import Peer
 from transport.backoff import Backoff
 from transport.connection import Connection
 from transport.envelope import ReplyEnvelope, ReplyStatus
@@ -42,14 +43,18 @@ _LINGER: Final = 1.0
 
 
 class Request:
-    """One request, for its handler. `key` correlates its replies; None for a plain MDP client, which has no envelope."""
+    """One request, for its handler. `key` correlates its replies; None for a plain MDP client, which has no envelope. `peer`:
+    who sent it, where the broker tells that (`Access.stamped`).
+    """
 
-    __slots__ = ("_worker", "address", "answered", "body", "key", "sequence", "stream", "task")
+    __slots__ = ("_worker", "address", "answered", "body", "key", "peer", "sequence", "stream", "task")
 
     def __init__(self, worker: Worker, *, address: bytes, frames: Frames) -> None:
         envelope = envelopes.read_request(frames[0])
         self._worker = worker
         self.address: bytes | None = address
+        stamp = address[mdp.NUMBER_BYTES :]
+        self.peer = Peer.read(stamp) if stamp else None
         self.body = mdp.plain(frames if envelope is None else frames[1:])
         self.key = None if envelope is None else (envelope.request_id, envelope.session)
         self.stream = envelope is not None and envelope.stream

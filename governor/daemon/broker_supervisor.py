@@ -58,6 +58,7 @@ def access_of(secret: Secret) -> Access:
         reserved=frozenset({b"governor", b"run"}),
         scoped=frozenset({b"conductor", b"environment", b"agent"}),
         secret=secret,
+        stamped=frozenset({SERVICE.encode()}),
     )
 
 
