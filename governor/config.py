@@ -153,9 +153,11 @@ class Config(Section):
         ),
     ] = None
     log_format: Annotated[
-        Literal["console", "json"] | None,
+        Literal["console", "json", "journal"] | None,
         Field(
-            description="Format of the log; null: `console` on a terminal, else `json`.", examples=["json"]
+            description="Format of the log; null: `console` on a terminal, `journal` (systemd's, with fields) where standard "
+            "error is that, else `json`.",
+            examples=["json"],
         ),
     ] = None
     log_level: Annotated[

@@ -1,8 +1,9 @@
 """Logging of every process of the governor: events with stable dotted names, not sentences.
 
-On a terminal lines are formatted for people, elsewhere each line is one JSON object. Lines go to standard error: standard
-output is for the results of the command line. A line and its newline are written together, since all processes of a
-daemon share the file. structlog is imported with the first line: it takes 60 ms, in which the forkserver imports too.
+On a terminal lines are formatted for people, below systemd each is an entry of its journal with fields (`journald`),
+elsewhere each line is one JSON object. Lines go to standard error: standard output is for the results of the command
+line. A line and its newline are written together, since all processes of a daemon share the file. structlog is imported
+with the first line: it takes 60 ms, in which the forkserver imports too.
 """
 
 from __future__ import annotations
@@ -12,13 +13,18 @@ import io
 import logging
 import os
 import sys
+import threading
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TextIO, cast
+
+from governor import journald
 
 if TYPE_CHECKING:
-    from structlog.typing import FilteringBoundLogger, Processor
+    from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
-LogFormat = Literal["console", "json"]
+LogFormat = Literal["console", "json", "journal"]
+_LINE_CHARACTERS: Final = 8192
+"""Of printed text that is one line of the log at most."""
 
 
 class TolerantStream:
@@ -76,55 +82,150 @@ def share_output(descriptor: int) -> None:
 
 
 def choose_format() -> LogFormat:
-    """`console` when standard error is a terminal, else `json`."""
-    return "console" if _on_terminal() else "json"
+    """`console` when standard error is a terminal, `journal` when it is systemd's journal, else `json`."""
+    if _on_terminal():
+        return "console"
+    return "journal" if journald.is_journal(2) else "json"
 
 
 def configure(
     *, log_format: LogFormat, level: str = "info", stream: TextIO | None = None, **bound: object
 ) -> None:
-    """Sets up structlog for this process; `bound` is added to every line (run, conductor, ...). Lines go to `stream`, by default to
-    standard error.
+    """Sets up structlog for this process; `bound` is added to every line (run, conductor, ...). Lines go to `stream`, by
+    default standard error.
 
     Records of the standard library's logging (from other libraries) are logged too, from warnings up.
     """
     import structlog  # noqa: PLC0415  # as above
 
-    structlog.contextvars.clear_contextvars()
-    structlog.contextvars.bind_contextvars(**bound)
-    shared: list[Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
-    tracebacks = structlog.tracebacks.ExceptionDictTransformer(
-        show_locals=False  # they may contain users' data, and tokens
-    )
-    renderer: list[Processor] = (
-        [
-            structlog.dev.ConsoleRenderer(
-                colors=_on_terminal(),
-                exception_formatter=structlog.dev.plain_traceback,  # no local variables, as above
-            )
-        ]
-        if log_format == "console"
-        else [structlog.processors.ExceptionRenderer(tracebacks), structlog.processors.JSONRenderer()]
-    )
-    stream = cast("TextIO", TolerantStream(stream or sys.stderr))
+    stream = sys.stderr if stream is None else stream
     structlog.configure(
-        processors=[*shared, *renderer],
+        processors=[
+            lambda _logger, _method, line: {**line, **{key: bound[key] for key in bound if key not in line}},
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *_renderer(log_format, stream),
+        ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(file=stream),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", TolerantStream(stream))),
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer],
+    logging.basicConfig(level=logging.WARNING, handlers=[_ToStructlog()], force=True)
+
+
+def _renderer(log_format: LogFormat, stream: TextIO | None) -> list[Processor]:
+    import structlog  # noqa: PLC0415  # as above
+
+    if log_format == "console":
+        return [
+            _without_controls,
+            structlog.dev.ConsoleRenderer(
+                colors=_on_terminal(),
+                exception_formatter=structlog.dev.plain_traceback,  # no local variables: see below
+            ),
+        ]
+    tracebacks = structlog.processors.ExceptionRenderer(
+        structlog.tracebacks.ExceptionDictTransformer(
+            show_locals=False  # they may contain users' data, and tokens
         )
     )
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    as_json = structlog.processors.JSONRenderer()
+    if log_format == "json":
+        return [tracebacks, as_json]
+    journal = journald.Journal()
+
+    def deliver(logger: Any, method: str, line: EventDict) -> str:
+        """To the journal; without one to standard error, as JSON."""
+        shown = (
+            structlog.processors.format_exc_info(logger, method, dict(line)) if "exc_info" in line else line
+        )
+        if not journal.send(shown):
+            text = as_json(logger, method, tracebacks(logger, method, line))
+            descriptor = _descriptor(stream)
+            data = f"{text if isinstance(text, str) else text.decode()}\n".encode(errors="backslashreplace")
+            if descriptor is not None:
+                journald.written_at_once(descriptor, data)
+        raise structlog.DropEvent
+
+    return [deliver]
+
+
+def _without_controls(_logger: Any, _method: str, line: EventDict) -> EventDict:
+    """Text of users must not reach a terminal as it is."""
+    return {
+        key: journald.printable(value) if isinstance(value, str) and key != "exception" else value
+        for key, value in line.items()
+    }
+
+
+class _ToStructlog(logging.Handler):
+    """Records of other libraries are lines as ours are."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            level = "critical" if record.levelno >= logging.CRITICAL else record.levelname.lower()
+            method = getattr(log, level, log.warning)
+            data = getattr(record, "data", None)
+            method(
+                record.getMessage(),
+                logger=record.name,
+                exc_info=record.exc_info or None,
+                **(data if isinstance(data, dict) else {}),
+            )
+        except Exception:  # noqa: BLE001  # as every handler of the standard library
+            self.handleError(record)
+
+
+class _Printed(io.TextIOBase):
+    """What is printed in this process becomes lines of its log."""
+
+    def __init__(self, name: str, descriptor: int) -> None:
+        self._name = name
+        self._descriptor = descriptor
+        self._begun = ""
+        self._lock = threading.RLock()
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            *lines, self._begun = (self._begun + text).split("\n")
+            if len(self._begun) > _LINE_CHARACTERS:
+                lines, self._begun = [*lines, self._begun], ""
+            for line in filter(None, map(str.rstrip, lines)):
+                log.warning("output.raw", stream=self._name, text=line[:_LINE_CHARACTERS])
+        return len(text)
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+
+def capture_strays(log_format: LogFormat) -> None:
+    """In a process without user code: warnings, uncaught errors and what libraries print are lines of the log, too. Call it
+    after `configure`. On a terminal, all of it stays as it is.
+    """
+    if log_format == "console":
+        return
+    logging.captureWarnings(capture=True)
+    sys.excepthook = lambda kind, error, trace: log.critical("process.failed", exc_info=(kind, error, trace))
+    threading.excepthook = _thread_failed
+    sys.unraisablehook = _error_ignored
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        _replaced.append(getattr(sys, name))
+        setattr(sys, name, _Printed(name, number))
+
+
+def _thread_failed(failed: threading.ExceptHookArgs) -> None:
+    name = failed.thread.name if failed.thread else ""
+    log.error(
+        "thread.failed", thread=name, exc_info=(failed.exc_type, failed.exc_value, failed.exc_traceback)
+    )
+
+
+def _error_ignored(ignored: sys.UnraisableHookArgs) -> None:
+    error = (ignored.exc_type, ignored.exc_value, ignored.exc_traceback)
+    log.error("error.ignored", where=repr(ignored.object)[:200], text=ignored.err_msg, exc_info=error)
 
 
 def default() -> None:
@@ -152,6 +253,16 @@ class _Logger:
 def get_logger() -> FilteringBoundLogger:
     """A logger whose first argument is the event's dotted name."""
     return cast("FilteringBoundLogger", _Logger())
+
+
+log = get_logger()
+
+
+def _descriptor(stream: TextIO | None) -> int | None:
+    try:
+        return None if stream is None else stream.fileno()
+    except (OSError, ValueError):  # ValueError: closed
+        return None
 
 
 def _on_terminal() -> bool:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _WORKER_HIGH_WATER: Final = 4_000
 _PROBE_AGAIN: Final = 0.05
 _LINGER_MS: Final = 500
-_WARNINGS: Final = frozenset(
+WARNINGS: Final = frozenset(
     {
         "broker.connections_refused",
         "broker.connections_taken_again",
@@ -68,7 +68,7 @@ class OnEvent(Protocol):
 
 def _to_logging(name: str, **data: Any) -> None:
     """A warning is one line of JSON, so that it also reaches the stderr of a process that has not configured logging."""
-    if name in _WARNINGS:
+    if name in WARNINGS:
         line = msgspec.json.encode({"event": name, "level": "warning", **data}).decode()
         logging.getLogger("transport.broker").warning("%s", line)
     else:
@@ -353,9 +353,9 @@ class Broker:
             self._drained[side].touch_writable()
 
 
-async def main(payload: bytes) -> None:
+async def main(payload: bytes, *, on_event: OnEvent | None = None) -> None:
     """Run a broker as a process of its own until SIGTERM; `payload` comes from `BrokerSettings.encode`."""
-    broker = Broker(msgspec.msgpack.decode(payload, type=BrokerSettings))
+    broker = Broker(msgspec.msgpack.decode(payload, type=BrokerSettings), on_event=on_event)
     raise_file_limit()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, broker.stop)
     await broker.serve()

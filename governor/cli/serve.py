@@ -65,7 +65,9 @@ def command(
         from governor.daemon.daemon import Daemon  # noqa: PLC0415  # as above
         from governor.daemon.loop_time import TimedSelector  # noqa: PLC0415  # as above
 
-        logs.configure(log_format=config.log_format or logs.choose_format(), level=config.log_level)
+        log_format = config.log_format or logs.choose_format()
+        logs.configure(log_format=log_format, level=config.log_level)
+        logs.capture_strays(log_format)
         selector = TimedSelector()
         daemon = Daemon(
             config=config, notifier=notifier, reload=read, acquired_folders=taken, selector=selector

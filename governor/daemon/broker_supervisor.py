@@ -13,14 +13,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import stat
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from governor import logs
+from governor.daemon.broker_process import TARGET as BROKER
+from governor.daemon.broker_process import BrokerOrder
 from governor.errors import FilesRemoved, ProcessError
 from governor.files import WatchedFiles
 from governor.messages import SERVICE
 from governor.processes import process
 from governor.processes.kill_ladder import GracePeriods, terminate
+from governor.processes.raw_output import RawOutput
 from governor.processes.restart_policy import RestartPolicy
 from governor.processes.silence import TICK_SECONDS, SilenceTimer
 from transport import endpoints
@@ -29,8 +34,7 @@ from transport.client import Client
 from transport.errors import TransportError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from governor.logs import LogFormat
     from governor.processes.process import ChildProcess
     from transport.access import Secret
     from transport.broker import BrokerSettings
@@ -65,9 +69,19 @@ def access_of(secret: Secret) -> Access:
 class BrokerProcess:
     """`run` keeps the broker alive until it is cancelled, and stops the broker before it returns."""
 
-    def __init__(self, settings: BrokerSettings) -> None:
+    def __init__(
+        self, settings: BrokerSettings, *, log_format: LogFormat = "json", log_level: str = "info"
+    ) -> None:
         self._endpoint = settings.private_endpoint or settings.client_endpoint
-        self._payload = settings.encode()
+        place = endpoints.parse(self._endpoint).path
+        folder = Path(tempfile.gettempdir()) if place is None else place.parent
+        self._raw_output = RawOutput(folder / "broker.output", event="broker.log")
+        self._payload = BrokerOrder(
+            settings=settings.encode(),
+            raw_output=str(self._raw_output.path),
+            log_format=log_format,
+            log_level=log_level,
+        ).encode()
         shared = settings.client_endpoint if settings.client_group is not None else None
         self._sockets = {
             path: 0o660 if endpoint == shared else 0o600
@@ -104,7 +118,9 @@ class BrokerProcess:
             if exits.exhausted:
                 raise ProcessError(f"the broker {exits.summary}")
             self.restarts += 1
-            log.info("broker.restarting", restart_in=counted.delay)
+            log.warning(
+                "broker.restarting", restart_in=counted.delay, reason=how or "its sockets were removed"
+            )
             await asyncio.sleep(counted.delay)
 
     async def _run_once(self) -> str:
@@ -112,7 +128,7 @@ class BrokerProcess:
         its sockets were removed.
         """
         try:
-            child = await process.start(name="broker", target="transport.broker:main", payload=self._payload)
+            child = await process.start(name="broker", target=BROKER, payload=self._payload)
         except ProcessError as error:
             log.warning("broker.not_started", reason=str(error))
             return f"not started ({error})"
@@ -122,6 +138,8 @@ class BrokerProcess:
         except asyncio.CancelledError:
             await terminate(child, None, IN_ORDER)
             raise
+        finally:
+            self._raw_output.log_new(pid=child.pid)
 
     async def _watch(self, child: ChildProcess) -> str:
         exited = asyncio.create_task(child.wait(), name="broker.exit")
@@ -180,6 +198,7 @@ class BrokerProcess:
                     asked.cancel()
                     await asyncio.wait({asked})
                 await asyncio.sleep(TICK_SECONDS)
+                self._raw_output.log_new(pid=self.pid)
                 # Without its folder it can't come back; `FileWatch` handles that. A path that had been replaced before the
                 # first answer is not a socket.
                 if (

@@ -226,7 +226,9 @@ class Daemon:
                 private_endpoint=config.private_endpoint,
                 client_group=config.socket_group,
                 access=access_of(secret),
-            )
+            ),
+            log_format=config.log_format or logs.choose_format(),
+            log_level=config.log_level,
         )
         await stack.enter_async_context(self._background.running(broker.run(), "broker"))
         client = await stack.enter_async_context(Client(config.private_endpoint))

@@ -177,7 +177,7 @@ class ConductorSpec(Message, frozen=True):
     import_folder: str
     seed: int
     settings: dict[str, Any] = {}
-    log_format: Literal["console", "json"] = "json"
+    log_format: Literal["console", "json", "journal"] = "json"
     log_level: str = "info"
 
 

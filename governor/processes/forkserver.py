@@ -28,6 +28,7 @@ from governor import logs
 from governor.errors import ForkserverDied, ProcessError
 from governor.processes import open_files
 from governor.processes.preload import ORDER_VARIABLE, Order, read_report
+from governor.processes.raw_output import RawOutput
 from governor.processes.readiness import is_readable, readable
 from governor.processes.silence import TICK_SECONDS, SilenceTimer
 
@@ -67,8 +68,9 @@ _modules: tuple[str, ...] = PRELOAD
 class Forkserver:
     """One forkserver process: its pid, its exit, what it could not import."""
 
-    def __init__(self, *, pid: int, receiver: socket.socket, secret: str) -> None:
+    def __init__(self, *, pid: int, receiver: socket.socket, secret: str, output: RawOutput) -> None:
         self.pid = pid
+        self._output = output
         self.failures: dict[str, str] | None = None
         """The modules that it could not import, with their errors; None until it has reported."""
         self._receiver = receiver
@@ -107,9 +109,13 @@ class Forkserver:
                 datagram = self._receiver.recv(1 << 20)
             except BlockingIOError:
                 if self.dead:
-                    raise self._error("while it loaded its modules; its stderr tells why") from None
+                    why = next(reversed(self._output.log_new(pid=self.pid)), "it has printed nothing")
+                    raise self._error(f"while it loaded its modules; its last line: {why}") from None
                 return False
             self.failures = read_report(datagram, self._secret)
+            if self.failures is not None:
+                self._output.log_new(pid=self.pid)
+                self._output.remove()
         return True
 
     async def fork(self, order: Callable[[], object]) -> None:
@@ -249,6 +255,7 @@ def _launch() -> Forkserver:
     receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
     receiver.bind("")  # the kernel picks a name in the abstract namespace: no file to leave behind
     secret = secrets.token_hex(16)
+    output = RawOutput(Path(util.get_temp_dir()) / "forkserver.output", event="forkserver.log")
     main = spawn.get_preparation_data("")
     # The script's folder (-P) or a missing installation must not decide what the forkserver imports.
     root = str(Path(__file__).parents[2])
@@ -263,6 +270,7 @@ def _launch() -> Forkserver:
         environ={name: os.environ.get(name) for name in changes},
         main_name=main.get("init_main_from_name"),
         main_path=main.get("init_main_from_path"),
+        raw_output=str(output.path),
         open_files=open_files.of_conductors(),
     )
     try:
@@ -271,7 +279,7 @@ def _launch() -> Forkserver:
             forkserver.ensure_running()
         _helper.ensure_running = _do_nothing  # a fork must not start another forkserver
         pid: int = _helper._forkserver_pid  # noqa: SLF001 - see _helper
-        return Forkserver(pid=pid, receiver=receiver, secret=secret)
+        return Forkserver(pid=pid, receiver=receiver, secret=secret, output=output)
     except OSError as error:
         receiver.close()
         raise ProcessError(f"cannot start the forkserver: {error}") from error

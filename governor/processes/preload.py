@@ -22,7 +22,7 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from governor.processes import prctl
+from governor.processes import prctl, raw_output
 
 ORDER_VARIABLE: Final = "GOVERNOR_FORKSERVER"
 _DEFAULT_SIGNALS: Final = (
@@ -47,6 +47,8 @@ class Order:
     environ: dict[str, str | None]
     main_name: str | None
     main_path: str | None
+    raw_output: str = ""
+    """The file for what is printed while modules are imported."""
     open_files: int | None = None
     """The soft limit that children begin with; None: unchanged."""
 
@@ -86,11 +88,12 @@ def _prepare(order: Order) -> dict[str, str]:
     sys.path[:] = order.sys_path
     _mark_main_as_done(order)
     failures = {}
-    for name in order.modules:
-        try:
-            importlib.import_module(name)
-        except Exception as error:  # noqa: BLE001 - an import can raise anything; it is recorded and reported
-            failures[name] = f"{type(error).__name__}: {error}"
+    with raw_output.redirection(order.raw_output):
+        for name in order.modules:
+            try:
+                importlib.import_module(name)
+            except Exception as error:  # noqa: BLE001 - an import can raise anything; it is recorded and reported
+                failures[name] = f"{type(error).__name__}: {error}"
     # Loaded modules stay for ever: a collection in a child must not touch, and so copy, their pages.
     gc.collect()
     gc.freeze()
