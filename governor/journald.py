@@ -93,6 +93,8 @@ _VALUE_LIMIT: Final = 64 * 1024
 """Bytes of a field; of the message, which may be a traceback, sixteen times as many."""
 _PLAIN: Final = re.compile(r"[^A-Z0-9_]")
 _CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_FLAT: Final = ("by", "submitted_by")
+"""Mappings whose values are fields, as ``GOVERNOR_BY_UID``."""
 _LAST: Final = ("reason", "error", "text", "exception")
 """These stand at the end of a message, since they are long."""
 
@@ -126,8 +128,15 @@ def fields_of(line: Mapping[str, Any]) -> dict[str, str]:
     for key, value in line.items():
         if key in ("level", "timestamp", "exception") or value is None:
             continue
-        fields[FIELDS.get(key) or f"GOVERNOR_{_PLAIN.sub('_', key.upper())[:50]}"] = _text(value)
+        if key in _FLAT and isinstance(value, dict):
+            fields |= {_name(f"{key}_{part}"): _text(each) for part, each in value.items()}
+        else:
+            fields[FIELDS.get(key) or _name(key)] = _text(value)
     return fields
+
+
+def _name(key: str) -> str:
+    return f"GOVERNOR_{_PLAIN.sub('_', key.upper())[:50]}"
 
 
 def serialized(fields: Mapping[str, str]) -> bytes:

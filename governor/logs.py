@@ -14,15 +14,24 @@ import logging
 import os
 import sys
 import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal, TextIO, cast
 
 from governor import journald
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
 LogFormat = Literal["console", "json", "journal"]
+FIRST_LINES: Final = 20
+"""Of a kind, before they are counted."""
+_OF_ALL: Final = ("run", "run_name", "phase", "conductor", "outcome")
+"""The keys that lines of one kind have in common."""
 _LINE_CHARACTERS: Final = 8192
 """Of printed text that is one line of the log at most."""
 
@@ -256,6 +265,60 @@ def get_logger() -> FilteringBoundLogger:
 
 
 log = get_logger()
+
+
+class Repeated:
+    """Lines of kinds that may come in thousands: of each kind the `first` ones are logged, then one line in `every` seconds that
+    counts. `flush` logs what is not told yet, and begins anew.
+    """
+
+    def __init__(
+        self, *, first: int = FIRST_LINES, every: float = 60.0, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._first = first
+        self._every = every
+        self._now = now
+        self._shown: Counter[tuple[str, str]] = Counter()
+        self._held: dict[tuple[str, str], _Held] = {}
+
+    def log(self, level: str, event: str, *, kind: str = "", **data: Any) -> None:
+        """`kind` distinguishes lines of one event, by a few values."""
+        key = event, kind
+        if self._shown[key] < self._first:
+            self._shown[key] += 1
+            getattr(log, level)(event, **data)
+            return
+        now = self._now()
+        held = self._held.setdefault(key, _Held(level, now, data))
+        held.count += 1
+        if now - held.since >= self._every:
+            self._tell(key)
+
+    def flush(self) -> None:
+        for key in list(self._held):
+            self._tell(key)
+        self._shown.clear()
+
+    def _tell(self, key: tuple[str, str]) -> None:
+        held = self._held.pop(key)
+        seconds = self._now() - held.since
+        about = {name: held.data[name] for name in _OF_ALL if name in held.data}
+        getattr(log, held.level)(
+            "lines.left_out",
+            lines=key[0],
+            count=held.count,
+            seconds=round(seconds, 3),
+            per_minute=round(60 * held.count / max(seconds, 1.0)),
+            **about,
+        )
+
+
+@dataclass(slots=True)
+class _Held:
+    level: str
+    since: float
+    data: dict[str, Any]
+    count: int = 0
 
 
 def _descriptor(stream: TextIO | None) -> int | None:

@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec.structs import asdict
 
 from governor import logs
 from governor.daemon.damage import UNREADABLE, damage_in
@@ -57,6 +58,7 @@ from governor.run_file.load import digest, parse
 from governor.runs import resume
 from governor.runs.assignment import Assignment, Waiting
 from governor.runs.result import curves_of, record_result, result_of_damaged, whole_result
+from governor.runs.run_log import run_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
     from governor.journal.journal import Journal
     from governor.journal.runs_table import RunLine, RunRow
     from governor.journal.tables import Transaction
+    from governor.messages import RunResult
     from governor.runs.active_run import RunContext
     from governor.runs.resume import KeptWork
     from transport.worker import Request
@@ -104,11 +107,12 @@ class DaemonApi:
             asked = decode_request(request.body[0])
         except (IndexError, msgspec.MsgspecError) as error:
             raise BadRequest(f"not understood, is the client of another version? ({error})") from error
+        by = _sender(request)
         match asked:
             case Submit():
-                return await self._submit(asked)
+                return await self._submit(asked, by)
             case Resume():
-                return await self._resume(asked)
+                return await self._resume(asked, by)
             case Watch():
                 return await self._watch(request, asked)
             case GetStatus():
@@ -116,7 +120,7 @@ class DaemonApi:
             case ListRuns():
                 return await self._queries.page(asked.limit, asked.after)
             case Abort():
-                return await self._abort(asked)
+                return await self._abort(asked, by)
             case Explain(uid=uid):
                 return await self._queries.explain(uid)
             case ReadOutput():
@@ -126,13 +130,15 @@ class DaemonApi:
             case GetCurves():
                 return await self._curves(request, asked)
             case Prune():
+                log.info("prune.requested", keep_runs=asked.keep_runs, keep_days=asked.keep_days, by=by)
                 return await self._daemon.prune(asked)
             case Reload():
+                log.info("reload.requested", by=by)
                 return self._daemon.reload()
 
     # -- verbs -------------------------------------------------------------------------------------------------
 
-    async def _submit(self, asked: Submit) -> Submitted:
+    async def _submit(self, asked: Submit, by: dict[str, Any]) -> Submitted:
         run = parse(asked.run, "run file")
         this = digest(run)
         if (known := await self._find_known(asked.key, this)) is not None:
@@ -141,16 +147,22 @@ class DaemonApi:
 
         def change(transaction: Transaction) -> str:
             return transaction.submit(
-                uid=uid, key=asked.key, name=run.name, spec=run.raw(), folder=asked.folder, digest=this
+                uid=uid,
+                key=asked.key,
+                name=run.name,
+                spec=run.raw(),
+                folder=asked.folder,
+                digest=this,
+                by=by,
             )
 
         with self._daemon.queue.place():
             recorded = await self._journal.write(change)
         if recorded != uid:
             await self._find_known(asked.key, this)
-        return self._accepted(Waiting(uid=uid), recorded, name=run.name, key=asked.key)
+        return self._accepted(Waiting(uid=uid), recorded, run_name=run.name, key=asked.key, by=by)
 
-    async def _resume(self, asked: Resume) -> Submitted:
+    async def _resume(self, asked: Resume, by: dict[str, Any]) -> Submitted:
         row = await self._journal.read(partial(self._queries.find_sound, asked.uid))
         if (known := await self._find_known(asked.key, parent=row.uid)) is not None:
             return known
@@ -166,7 +178,13 @@ class DaemonApi:
         def change(transaction: Transaction) -> str:
             other = transaction.resumed_by(row.uid)
             recorded = transaction.submit(
-                uid=uid, key=asked.key, name=run.name, spec=row.spec, folder=row.folder, parent=row.uid
+                uid=uid,
+                key=asked.key,
+                name=run.name,
+                spec=row.spec,
+                folder=row.folder,
+                parent=row.uid,
+                by=by,
             )
             if recorded == uid:
                 if other is not None:
@@ -177,7 +195,8 @@ class DaemonApi:
         with self._daemon.queue.place():
             recorded = await self._record_with_files(uid, change, kept)
         waiting = Waiting(uid=uid, first_phase=kept.first_phase)
-        return self._accepted(waiting, recorded, name=run.name, key=asked.key, parent=row.uid)
+        about = {"run_name": run.name, "key": asked.key, "parent": row.uid, "by": by}
+        return self._accepted(waiting, recorded, **about)
 
     async def _record_with_files(self, uid: str, change: Callable[[Transaction], str], kept: KeptWork) -> str:
         """Writes to the journal; the recorded run has the files of the old one."""
@@ -231,6 +250,7 @@ class DaemonApi:
         known = recorded != run.uid
         if not known:
             log.info("run.accepted", run=recorded, **about)
+            self._context.metrics.count("runs_accepted")
             self._daemon.queue.append(run)
             self._daemon.dispatch()
         return Submitted(uid=recorded, known=known)
@@ -269,12 +289,13 @@ class DaemonApi:
         page = self._journal.events(uid, after=after)
         return row, page[-1].seq if page else after, list(chunks(encode(event) for event in page))
 
-    async def _abort(self, asked: Abort) -> Done:
+    async def _abort(self, asked: Abort, by: dict[str, Any]) -> Done:
         row = await self._journal.read(partial(self._queries.find_row, asked.uid))
         damage = self._refuse_ended(row)
         reason = asked.reason or "aborted by request"
+        log.info("run.abort_requested", run=row.uid, run_name=row.name, by=by, reason=reason)
         if (governor := self._queries.governor_of(row.uid)) is not None:
-            await governor.abort(row.uid, reason)
+            await governor.abort(row.uid, reason, by=by)
         elif (waiting := self._daemon.queue.remove(row.uid)) is not None:
             try:
                 await self._end_queued(waiting, row, reason, damage)
@@ -302,10 +323,10 @@ class DaemonApi:
         try:
             if not damage:
                 assignment = await asyncio.to_thread(Assignment.of, row, waiting)
-                await record_result(
+                result = await record_result(
                     self._journal, assignment, outcome="aborted", reason=reason, folder=folder, ended_by=BY
                 )
-                log.info("run.ended", run=row.uid, outcome="aborted", reason=reason)
+                self._ended(result)
         except UNREADABLE as error:
             damage = damage_in(error)
         except OSError as error:
@@ -323,7 +344,12 @@ class DaemonApi:
         )
         await self._journal.write(lambda transaction: transaction.end_damaged(row, result, file=file, by=BY))
         self._daemon.damaged.pop(row.uid, None)
-        log.info("run.ended", run=row.uid, outcome=result.outcome, reason=result.reason)
+        self._ended(result)
+
+    def _ended(self, result: RunResult) -> None:
+        """A run has ended that was not in work."""
+        self._context.metrics.count("runs_ended", result.outcome)
+        run_ended(result, submitted_by=result.submitted_by or None)
 
     async def _curves(self, request: Request, asked: GetCurves) -> Done:
         def parts() -> list[bytes]:
@@ -347,3 +373,12 @@ class DaemonApi:
         for part in found:
             await request.partial(part)
         return Done()
+
+
+def _sender(request: Request) -> dict[str, Any]:
+    """Who sent a request, as the broker knows it; empty where it does not tell."""
+    return (
+        {}
+        if request.peer is None
+        else {key: value for key, value in asdict(request.peer).items() if value not in (None, "")}
+    )

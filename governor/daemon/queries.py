@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
@@ -180,6 +180,7 @@ class RunQueries:
         self, rows: list[RunLine], marked: Mapping[int, Sequence[int]] = _NOT_ASKED
     ) -> tuple[RunStatus, ...]:
         rows = await self._settled(rows)
+        by = await self._journal.read(partial(self._journal.submitters, [row.uid for row in rows]))
         described: list[RunStatus] = []
         for start in range(0, len(rows), AT_ONCE):
             if start:
@@ -187,13 +188,13 @@ class RunQueries:
             in_work = self._in_work()
             slots = "".join(f"; {slot}: {waits}" for slot, waits in self._quarantined().items())
             for row in rows[start : start + AT_ONCE]:
-                known = self._describe(row, slots)
+                known = self._describe(row, slots, by.get(row.uid, {}))
                 # A run whose end is recorded has ended, even if its governor is still cleaning up.
                 governor = in_work.get(row.uid) if row.ended_at is None else None
                 described.append(known if governor is None else governor.status(known, marked))
         return tuple(described)
 
-    def _describe(self, row: RunLine, slots: str) -> RunStatus:
+    def _describe(self, row: RunLine, slots: str, by: dict[str, Any]) -> RunStatus:
         """A run that is not in work. `slots`: why some of them accept no run."""
         damage = self.damage_of(row)
         if damage:
@@ -222,6 +223,7 @@ class RunQueries:
             metrics=row.metrics,
             parent=row.parent,
             seconds=row.seconds,
+            submitted_by=by,
         )
 
     # -- in threads --------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from governor.processes.readiness import readable
 from governor.runs import history, resume
 from governor.runs.assignment import Assignment, Waiting
 from governor.runs.result import record_result
+from governor.runs.run_log import run_ended
 from governor.tasks.cluster import head
 
 if TYPE_CHECKING:
@@ -224,10 +225,10 @@ class Recovery:
         if row is None:
             raise LookupError(f"run {record.run.uid} is not in the journal")
         assignment = Assignment.of(row, record.run)
-        await record_result(
+        result = await record_result(
             self._journal, assignment, outcome=outcome, reason=reason, folder=folder, ended_by="recovery"
         )
-        log.info("run.closed", run=row.uid, outcome=outcome, reason=reason)
+        run_ended(result, ended_by="recovery", submitted_by=result.submitted_by or None)
 
 
 def _identity(started: dict[str, Any]) -> tuple[ProcessIdentity | None, int | None]:

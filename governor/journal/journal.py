@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from governor import logs
-from governor.errors import JournalError, text_of
+from governor.errors import JournalError, RecordDamaged, text_of
 from governor.journal import record_check, schema
 from governor.journal.disk_reserve import is_full
 from governor.journal.readers import Readers
@@ -37,13 +37,14 @@ from governor.journal.tables import (
     RECORDS_OF_PHASE,
     Transaction,
     decoded,
+    plain_events,
     read_events,
 )
 from governor.messages import EpisodeRecord, RunEvent, RunResult, TaskRecord
 from governor.messages.figures import PhaseFigures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from governor.journal.disk_reserve import Reserve
@@ -273,6 +274,16 @@ class Journal(RunsTable):
             found += [event for event in read_events(row) if event.seq > after]
             if len(found) >= limit:
                 break
+        return found
+
+    def submitters(self, uids: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Who submitted these runs, where that is on record: see `RunResult.submitted_by`."""
+        marks = ", ".join("?" * len(uids))
+        question = f"SELECT uid, data FROM runs JOIN events ON run = position AND last = 1 WHERE uid IN ({marks}) AND kind = 'run.accepted'"  # noqa: S608
+        found: dict[str, dict[str, Any]] = {}
+        for uid, packed in self._rows(question, tuple(uids)):
+            with suppress(RecordDamaged):
+                found[uid] = plain_events(uid, "events, number 1", packed)[0].get("by", {})
         return found
 
     def latest(self, uid: str) -> RunEvent | None:

@@ -116,8 +116,9 @@ class Transaction:
         folder: str,
         parent: str | None = None,
         digest: bytes | None = None,
+        by: dict[str, Any] | None = None,
     ) -> str:
-        """Records a run and returns its uid; that of the earlier run where the key was used before.
+        """Records a run and returns its uid; that of the earlier run where the key was used before. `by`: who submits it.
 
         Raises NoSuchRun when the parent was pruned meanwhile.
         """
@@ -134,7 +135,8 @@ class Transaction:
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (uid, key, name, packed, folder, clock.wall(), parent, digest, phases_of(packed)),
         )
-        self.event(uid, "run.accepted", {"name": name, "phases": len(spec.get("phases", ()))})
+        accepted = {"name": name, "phases": len(spec.get("phases", ()))}
+        self.event(uid, "run.accepted", {**accepted, "by": by} if by else accepted)
         return uid
 
     def resumed_by(self, uid: str) -> str | None:

@@ -212,7 +212,7 @@ class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A run as `status` and `list` show it. `waits_for`: why it is waiting, in one line; `parent` is the run that it
     resumes; `limits` and `left` are set while it is in work. `stalled_since`: the time of its last progress, if that is longer ago than
-    its `stall_timeout`. `seconds` in work, as of `RunResult`.
+    its `stall_timeout`. `seconds` in work and `submitted_by` as of `RunResult`.
     """
 
     uid: str
@@ -238,6 +238,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     limits: tuple[LimitUse, ...] = ()
     seconds: float | None = None
     left: TimeLeft | None = None
+    submitted_by: dict[str, Any] = {}
 
 
 class ExplainedLine(msgspec.Struct, frozen=True, kw_only=True):

@@ -95,7 +95,8 @@ class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
 
 class RunResult(Message, frozen=True):
     """The end of a run. `parent` is the run that this one resumed. `seconds` in work, over all invocations of the daemon, by
-    the monotonic clock, so changing the clock does not affect it; None in older records.
+    the monotonic clock, so changing the clock does not affect it; None in older records. `submitted_by`: `uid`, `gid` and `pid`
+    of the process that submitted it, or its `address`; empty where that is not known.
     """
 
     uid: str
@@ -109,3 +110,4 @@ class RunResult(Message, frozen=True):
     folder: str
     parent: str | None = None
     seconds: float | None = None
+    submitted_by: dict[str, Any] = {}

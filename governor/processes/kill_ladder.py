@@ -68,16 +68,18 @@ async def terminate(
     grace: GracePeriods,
     *,
     on_stuck: Callable[[ProcessError], None] | None = None,
+    on_signal: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Terminates `child` and all its descendants, within the sum of the grace periods and the time to find them.
 
     `ask` sends the message that asks it to close; its time counts as grace. If a process survives the last rung, this
     raises ProcessError with its pid; or, where `on_stuck` is given, calls it with that error and waits until the process
-    is dead.
+    is dead. `on_signal` is called with the name of each signal that it is sent while it runs.
     """
     if child.exit_code is None and ask is not None:
         await _ask(child, ask, grace.ask)
     if child.exit_code is None and grace.terminate > 0:
+        on_signal("SIGTERM")
         with contextlib.suppress(
             OSError
         ):  # also TimeoutError; without a descriptor to wait by, SIGKILL follows at once
@@ -85,6 +87,8 @@ async def terminate(
             child.signal(signal.SIGCONT)  # a stopped process handles SIGTERM only when it continues
             async with asyncio.timeout(grace.terminate):
                 await child.wait()
+    if child.exit_code is None:
+        on_signal("SIGKILL")
     try:
         await _end(child, grace.kill)
     except ProcessError as error:

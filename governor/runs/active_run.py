@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import msgspec
@@ -20,12 +21,14 @@ import msgspec
 from governor import logs
 from governor.files import write_whole
 from governor.messages import ConductorCommand, conductor_service, decode_command_reply, encode, run_service
+from governor.metrics import Metrics
 from governor.runs.effects import EffectRunner
 from governor.runs.limits import RunLimits, limits_of
 from governor.runs.liveness_probe import LivenessProbe
 from governor.runs.progress import Progress
 from governor.runs.report_handler import ReportHandler
 from governor.runs.resource_usage import ConductorUsage, Meter
+from governor.runs.run_log import RunLog
 from transport.worker import Worker
 
 if TYPE_CHECKING:
@@ -77,6 +80,7 @@ class RunContext:
     runtime_folder: Path
     log_format: LogFormat
     log_level: str
+    metrics: Metrics = field(default_factory=Metrics)
 
     def run_secret(self, uid: str) -> Secret:
         """The secret shared by the run's conductors and the daemon."""
@@ -105,6 +109,7 @@ class ActiveRun:
         self.folder = context.run_folder(self.uid)
         self.socket_folder = context.socket_folder(self.uid)
         self.dead_children: list[str] = []
+        self.log = RunLog(assignment, context.metrics)
         self.progress = Progress(assignment)
         self.limits = RunLimits(assignment.run.limits)
         self.usage = ConductorUsage()
@@ -116,6 +121,8 @@ class ActiveRun:
     async def __aenter__(self) -> Self:
         """Raises OSError when the run's folders can't be made, JournalError."""
         self.limits = await asyncio.to_thread(limits_of, self.assignment, self.context.journal)
+        submitters = await self.context.journal.read(partial(self.context.journal.submitters, [self.uid]))
+        self.log.submitted_by = submitters.get(self.uid, {})
         async with AsyncExitStack() as stack:
             for folder in (self.folder, self.socket_folder):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -35,13 +35,17 @@ class ConductorProcess:
         self.child: ChildProcess | None = None
         self._name = effect.conductor
         self._run = run
+        self._is_stopping = False
+        self._why = ""
         self._stuck_pid: int | None = None
         self._termination: asyncio.Task[None] | None = None
         self._exit_reported = False
         self._life = run.spawn(self._live(effect), f"conductor.{self._name}.{self.incarnation}")
 
-    def stop(self, first: str) -> None:
-        """Terminates it from step `first` of the kill ladder on; SIGKILL overtakes gentler steps."""
+    def stop(self, first: str, reason: str = "") -> None:
+        """Terminates it from step `first` of the kill ladder on; SIGKILL overtakes gentler steps. `reason` is for people."""
+        self._is_stopping = True
+        self._why = reason or self._why
         if self.child is None:
             if not self._life.done():
                 self._life.cancel()
@@ -87,7 +91,7 @@ class ConductorProcess:
         while not termination.done():  # SIGKILL may replace it
             await asyncio.wait({termination})
             termination = self._termination or termination
-        log.info("conductor.exited", run=self._run.uid, conductor=self._name, pid=child.pid, exit_code=code)
+        self._run.log.exited(self._name, pid=child.pid, exit_code=code, expected=self._is_stopping)
         await self._run.reports.close(self._name, self.incarnation)
         forkserver = child.lost_forkserver
         reason = f"its forkserver (pid {forkserver}) died" if forkserver is not None else ""
@@ -152,4 +156,15 @@ class ConductorProcess:
             log.error("conductor.stuck", run=self._run.uid, conductor=self._name, pid=pid, reason=str(error))
             self._run.post(events.ConductorStuck(*self._stamp, pid=pid))
 
-        await terminate(child, ask if first == "message" else None, grace_periods, on_stuck=stuck)
+        def signalled(signal: str) -> None:
+            late = (
+                f"still there after {grace_periods.ask + grace_periods.terminate:g} s"
+                if first != "SIGKILL"
+                else ""
+            )
+            reason = "; ".join(filter(None, (self._why, late)))
+            self._run.log.signalled(self._name, pid=child.pid, signal=signal, reason=reason)
+
+        await terminate(
+            child, ask if first == "message" else None, grace_periods, on_stuck=stuck, on_signal=signalled
+        )

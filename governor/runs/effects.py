@@ -18,6 +18,7 @@ from governor.messages import EndedRuns, Refused, StartSimulation, StartTasks, S
 from governor.runs.conductor_process import ConductorProcess
 from governor.runs.result import figures_of, record_result
 from states import events
+from states.base import RunInWork
 from states.effects import (
     BeginPhase,
     Effect,
@@ -92,7 +93,9 @@ class EffectRunner:
     def _stop_conductor(self, effect: StopConductor) -> None:
         conductor = self._conductors.get(effect.conductor)
         if conductor is not None and conductor.incarnation == effect.incarnation:
-            conductor.stop(effect.first)
+            state = self._run.state
+            known = state.conductors.find(effect.conductor) if isinstance(state, RunInWork) else None
+            conductor.stop(effect.first, known.last_error if known is not None else "")
 
     def take_stuck_processes(self) -> dict[asyncio.Task[None], frozenset[int]]:
         """The pids that could not be killed, by the task that ends when they are gone; these tasks outlive the run."""
@@ -175,15 +178,21 @@ class EffectRunner:
     async def _write_result(self, effect: WriteResult) -> None:
         run, journal = self._run, self._run.context.journal
         try:
-            outcome = await record_result(
-                journal, run.assignment, outcome=effect.outcome, reason=effect.reason, folder=run.folder
+            result = await record_result(
+                journal,
+                run.assignment,
+                outcome=effect.outcome,
+                reason=effect.reason,
+                folder=run.folder,
+                submitted_by=run.log.submitted_by,
             )
         except (JournalError, OSError) as error:
             journal.make_room(error)
             log.warning("result.not_written", run=run.uid, reason=str(error))
             run.post(events.ResultFailed(*run.stamp, reason=str(error)))
             return
-        run.post(events.ResultWritten(*run.stamp, outcome=outcome))
+        run.log.result = result
+        run.post(events.ResultWritten(*run.stamp, outcome=result.outcome))
 
     async def _remove_traces(self) -> None:
         left: list[str] = []

@@ -16,7 +16,7 @@ from governor.runs.result import figures_of
 from states.events import LimitExceeded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from governor.journal.journal import Journal
     from governor.messages import RunEvent
@@ -42,6 +42,14 @@ class RunLimits:
         self._attempts: dict[tuple[int, str, int], int] = {}
         """For each unfinished run of a task, the attempt that was counted last."""
         self._reported = False
+        self.peak_memory: int | None = None
+        """Bytes; None where memory is not measured."""
+
+    def measured(self, found: Mapping[str, int]) -> None:
+        """Takes what was measured of memory and disk, in bytes."""
+        self.used |= found
+        if "memory" in found:
+            self.peak_memory = max(self.peak_memory or 0, found["memory"])
 
     def task_conductor_ready(self) -> None:
         """A new task conductor has started; it numbers the attempts of unfinished runs from 1."""

@@ -144,9 +144,8 @@ class ReportHandler:
         stamp = (*self._run.stamp, report.conductor, report.incarnation)
         match event:
             case Log():
-                getattr(log, event.level)(
-                    event.event, run=self._run.uid, conductor=report.conductor, **event.data
-                )
+                about = {**event.data, "conductor": report.conductor}
+                self._run.log.line(event.level, event.event, **about)
             case messages.FiguresUpdated(phase=phase, figures=figures):
                 await self._write(lambda transaction: transaction.figures(self._run.uid, phase, figures))
             case messages.ReadyReport(detail=detail):
@@ -157,6 +156,9 @@ class ReportHandler:
                 await handle(events.ConductorFailed(*stamp, reason=reason), detail={"traceback": traceback})
             case messages.PartEndedReport():
                 self._run.progress.finalizing = ""
+                for kind in ("prompt", "completion"):
+                    tokens = event.metrics.get(f"tokens_{kind}", 0)
+                    self._run.context.metrics.count("tokens", kind, tokens)
                 ended = events.PartEnded(
                     *self._run.stamp,
                     phase=event.phase,
@@ -185,6 +187,7 @@ class ReportHandler:
         new = await self._write(change)
         for event in new:
             run.progress.count(event)
+        run.log.recorded(new)
         run.limits.count(new)
         if (exceeded := run.limits.exceeded(*run.stamp)) is not None:
             # The governor has answered before the reply: its flow control then prevents further episodes.

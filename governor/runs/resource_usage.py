@@ -73,7 +73,7 @@ class Meter:
                     failed = True
                 else:
                     failed = False
-                    self._run.limits.used |= measured
+                    self._run.limits.measured(measured)
                     if (exceeded := self._run.limits.exceeded(*self._run.stamp)) is not None:
                         self._run.post(exceeded)
                 await asyncio.sleep(max(EVERY_SECONDS, SHARE * (time.monotonic() - begin)))

@@ -31,7 +31,7 @@ MOST_TASKS: Final = 10_000
 FILES: Final = {outcome: f"result.{outcome}.msgpack" for outcome in get_args(RunOutcome)}
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from governor.journal.journal import Journal
@@ -48,15 +48,19 @@ async def record_result(
     reason: str,
     folder: Path,
     ended_by: str = "",
-) -> RunOutcome:
-    """Makes outcome and result durable; returns the outcome on record: the first one counts. `ended_by`: the author of the
-    end of a run that is not in work. Raises LookupError, JournalError, OSError.
+    submitted_by: Mapping[str, Any] | None = None,
+) -> RunResult:
+    """Makes outcome and result durable; returns the result with the outcome on record: the first one counts. `ended_by`: the
+    author of the end of a run that is not in work; `submitted_by` is as in the journal, which is asked without it. Raises
+    LookupError, JournalError, OSError.
     """
 
     def build_and_save() -> tuple[RunResult, str | None]:
         result = build_result(
             journal=journal, assignment=assignment, outcome=outcome, reason=reason, folder=folder
         )
+        by = journal.submitters([result.uid]).get(result.uid, {}) if submitted_by is None else submitted_by
+        result = msgspec.structs.replace(result, submitted_by=dict(by))
         return result, save_result(result, folder)
 
     result, file = await asyncio.to_thread(build_and_save)
@@ -68,7 +72,8 @@ async def record_result(
             transaction.ended(result.uid)
         return kept
 
-    return await journal.write(change, run=None if ended_by else assignment.uid)
+    kept = await journal.write(change, run=None if ended_by else assignment.uid)
+    return msgspec.structs.replace(result, outcome=kept)
 
 
 def build_result(

@@ -201,10 +201,11 @@ class RunGovernor:
                     await self._release()
                 raise
 
-    async def abort(self, uid: str, reason: str) -> None:
-        """Ends the run as `aborted`. Raises TryAgain when it is ending already."""
+    async def abort(self, uid: str, reason: str, *, by: Mapping[str, Any] | None = None) -> None:
+        """Ends the run as `aborted`; `by` is recorded. Raises TryAgain when it is ending already."""
         async with self._assigning:  # a run that is being assigned now is in work then
-            asked = self.post(AbortRequested(uid, time.monotonic(), reason=reason or "aborted by request"))
+            event = AbortRequested(uid, time.monotonic(), reason=reason or "aborted by request")
+            asked = self.post(event, {"by": dict(by)} if by else None)
         await asked
 
     def post_stop(self, reason: str, *, urgent: bool = False) -> None:
@@ -286,6 +287,8 @@ class RunGovernor:
             self.journal_failed(error)
 
     async def _after_step(self, before: State, event: Event, step: Step) -> None:
+        if self._active is not None:
+            self._active.log.stepped(before, event, step)
         if isinstance(event, PROGRESS_EVENTS) and self._active is not None:
             self._active.progress.changes += 1
         if isinstance(event, ConductorExited) and isinstance(before, RunInWork) and not self.stopping:
@@ -311,17 +314,16 @@ class RunGovernor:
 
     async def _end_run(self, step: Step) -> None:
         for effect in step.effects:
-            if isinstance(effect, EndRun):
-                log.info(
-                    "run.ended" if effect.outcome else "run.interrupted",
-                    run=self.experiment_run_id,
-                    outcome=effect.outcome,
-                    reason=effect.reason,
-                    stuck=effect.stuck,
+            if isinstance(effect, EndRun) and self._active is not None:
+                self._active.log.ended(
+                    effect.outcome,
+                    effect.reason,
+                    peak_memory=self._active.limits.peak_memory,
+                    stuck=effect.stuck or None,
                     dead_conductors=len(self.dead_children),
                     events_dropped=self.dropped,
                 )
-                if effect.stuck and self._active is not None:
+                if effect.stuck:
                     left = self._active.effects.take_stuck_processes()
                     self._quarantine.begin(self._active.uid, effect.stuck, left)
         await self._release()

@@ -5,6 +5,9 @@ import subprocess
 import sys
 
 import pytest
+from structlog.testing import capture_logs
+
+from governor import logs
 
 PROGRAM = """
 import logging, sys
@@ -138,3 +141,41 @@ os._exit(5)
 def test_a_stream_that_is_closed_serves_what_runs_after():
     done = subprocess.run([sys.executable, "-c", CLOSED, "1"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (5, "first second\n"), done.stderr
+
+
+def test_lines_of_one_kind_are_counted_after_the_first_ones_and_told_each_minute():
+    now = [0.0]
+    repeated = logs.Repeated(first=2, now=lambda: now[0])
+    with capture_logs() as lines:
+        for number in range(100):
+            now[0] = number
+            repeated.log(
+                "warning", "task.ended", kind="failed", run="r1", outcome="failed", task=f"t{number}"
+            )
+        repeated.log("warning", "task.ended", kind="crashed", run="r1", outcome="crashed", task="x")
+        repeated.flush()
+        repeated.log("warning", "task.ended", kind="failed", run="r1", outcome="failed", task="next")
+    shown = [(line["event"], line.get("task"), line.get("count")) for line in lines]
+    assert shown == [
+        ("task.ended", "t0", None),
+        ("task.ended", "t1", None),
+        ("lines.left_out", None, 61),
+        ("task.ended", "x", None),
+        ("lines.left_out", None, 37),
+        ("task.ended", "next", None),
+    ]
+    assert lines[2]["per_minute"] == 61
+    assert (lines[2]["lines"], lines[2]["run"], lines[2]["outcome"]) == ("task.ended", "r1", "failed")
+
+
+CONTROLS = r"""
+from governor import logs
+logs.configure(log_format="console")
+logs.get_logger().warning("task.ended", reason="\x1b[31mred\x07")
+"""
+
+
+def test_text_of_users_reaches_no_terminal_as_it_is():
+    done = subprocess.run([sys.executable, "-c", CONTROLS], capture_output=True, text=True, check=True)
+    assert "\x1b[31mred" not in done.stderr
+    assert r"\x1b[31mred\x07" in done.stderr.replace(r"\\x", r"\x")

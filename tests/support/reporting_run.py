@@ -2,12 +2,14 @@
 
 from types import SimpleNamespace
 
+from governor.metrics import Metrics
 from governor.run_file.load import parse
 from governor.run_file.model import LimitsSection
 from governor.runs.assignment import Assignment
 from governor.runs.limits import RunLimits
 from governor.runs.progress import Progress
 from governor.runs.report_handler import ReportHandler
+from governor.runs.run_log import RunLog
 from transport.access import Secret
 
 RUN = parse(
@@ -50,8 +52,9 @@ class ReportingRun:
         self.journal = journal
         self.missing = None
         self.context = SimpleNamespace(
-            journal=journal, files=SimpleNamespace(missing=lambda run: self.missing)
+            journal=journal, files=SimpleNamespace(missing=lambda run: self.missing), metrics=Metrics()
         )
+        self.log = RunLog(ASSIGNMENT, self.context.metrics)
         self.governor = RecordingGovernor(journal)
         self.progress = Progress(ASSIGNMENT)
         self.limits = RunLimits(LimitsSection())

@@ -21,6 +21,7 @@ from governor.journal import disk_reserve
 from governor.journal.disk_reserve import Reserve
 from governor.journal.journal import Journal
 from governor.messages import TaskRecord
+from governor.metrics import Metrics
 from governor.run_file.load import parse
 from governor.runs.active_run import ActiveRun
 from governor.runs.assignment import Assignment
@@ -227,6 +228,7 @@ async def test_a_result_that_finds_no_room_gives_the_reserve_up_and_is_written_t
         run_secret=lambda uid: None,
         run_folder=lambda uid: tmp_path / "runs" / uid,
         socket_folder=lambda uid: tmp_path / "sockets" / uid,
+        metrics=Metrics(),
     )
     governor = SimpleNamespace(post=lambda event, detail: posted.put_nowait(event))
     active = ActiveRun(Assignment(uid="r1", run=run, folder="/"), context=context, governor=governor)

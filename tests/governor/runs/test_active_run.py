@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from structlog.testing import capture_logs
 
+from governor.metrics import Metrics
 from governor.run_file.load import parse
 from governor.runs import active_run
 from governor.runs.active_run import ActiveRun
@@ -31,6 +32,10 @@ async def never(*_, **__):
     await asyncio.Event().wait()
 
 
+async def called(question):
+    return question()
+
+
 class World:
     """What a run needs of its daemon and of its governor; `open` names what it has opened and not closed."""
 
@@ -46,7 +51,8 @@ class World:
             socket_folder=lambda uid: folder / "sockets" / uid,
             files=SimpleNamespace(watched=lambda run: self.opened("watch")),
             client=SimpleNamespace(request=never),
-            journal=SimpleNamespace(make_room=self.failures.append),
+            journal=SimpleNamespace(make_room=self.failures.append, read=called, submitters=lambda uids: {}),
+            metrics=Metrics(),
         )
         governor = SimpleNamespace(
             broker_uri="ipc://worker",

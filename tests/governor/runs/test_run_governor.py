@@ -11,6 +11,7 @@ import pytest
 
 from governor.errors import TryAgain
 from governor.journal.journal import Journal
+from governor.metrics import Metrics
 from governor.run_file.load import parse
 from governor.runs import active_run, run_governor
 from governor.runs.assignment import Assignment
@@ -60,6 +61,7 @@ async def governor(tmp_path, monkeypatch):
         socket_folder=lambda uid: tmp_path / "sockets" / uid,
         files=SimpleNamespace(watched=lambda run: contextlib.nullcontext(), missing=lambda run: None),
         client=SimpleNamespace(request=never),
+        metrics=Metrics(),
     )
     governor = RunGovernor("ipc://worker", "slot-0", context=context)
     loop = asyncio.create_task(governor.run())
