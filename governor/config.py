@@ -7,6 +7,7 @@ Rules:
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import tomllib
@@ -64,6 +65,27 @@ def _ray_address(value: str) -> str:
     return value
 
 
+def _metrics_address(value: str) -> str:
+    if value.startswith("unix:"):
+        path = value.removeprefix("unix:")
+        if not path.startswith("/") or len(os.fsencode(path)) > _SOCKET_BYTES:
+            raise ValueError(f"must name an absolute path of at most {_SOCKET_BYTES} bytes, not {path!r}")
+        return value
+    host, _, port = value.rpartition(":")
+    if not host or not re.fullmatch(r"\d{1,5}", port) or not int(port) < 65536:
+        raise ValueError(f"must be 'unix:/PATH' or a loopback address like '127.0.0.1:9464', not {value!r}")
+    try:
+        is_loopback = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback:
+        raise ValueError(
+            f"{host} can be reached from other machines, and whoever reaches it reads all figures: use 127.0.0.1, [::1] or "
+            "unix:/PATH, with a proxy that asks who it is in front of it"
+        )
+    return value
+
+
 FilePath: TypeAlias = Annotated[Path, BeforeValidator(_path)]
 
 
@@ -115,6 +137,19 @@ class LogsConfig(Section):
     ] = 1 << 20
 
 
+class MetricsConfig(Section):
+    """Figures for a monitoring system."""
+
+    listen: Annotated[
+        Annotated[str, AfterValidator(_metrics_address)] | None,
+        Field(
+            description="Where `GET /metrics` is answered: `unix:PATH`, or a loopback address with a port, `127.0.0.1:9464`; "
+            "null: nowhere.",
+            examples=["127.0.0.1:9464"],
+        ),
+    ] = None
+
+
 class Config(Section):
     """Settings of the daemon."""
 
@@ -145,6 +180,7 @@ class Config(Section):
         ),
     ] = 1000
     ray: Annotated[RayConfig, Field(description="The Ray cluster.")] = RayConfig()
+    metrics: Annotated[MetricsConfig, Field(description="Metrics in OpenMetrics format.")] = MetricsConfig()
     socket_group: Annotated[
         Annotated[str, Field(min_length=1)] | None,
         Field(

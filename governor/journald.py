@@ -126,7 +126,7 @@ def fields_of(line: Mapping[str, Any]) -> dict[str, str]:
     if (identity := message_id(event, line)) is not None:
         fields["MESSAGE_ID"] = identity
     for key, value in line.items():
-        if key in ("level", "timestamp", "exception") or value is None:
+        if key in ("level", "timestamp", "exception") or value is None or value == "":
             continue
         if key in _FLAT and isinstance(value, dict):
             fields |= {_name(f"{key}_{part}"): _text(each) for part, each in value.items()}

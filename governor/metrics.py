@@ -48,14 +48,9 @@ class Family:
 
 
 _STATES: Final = ("queued", "starting", "running", "finalizing", "stopping", "held", "damaged")
-FAMILIES: Final = (
-    Family("build", "info", "Version of the daemon.", "version"),
-    Family("runs", "gauge", "Runs that have not ended, by state.", "state", _STATES),
+COUNTED: Final = (
     Family("runs_accepted", "counter", "Runs that were submitted and are on record."),
     Family("runs_ended", "counter", "Runs that have ended.", "outcome", get_args(RunOutcome)),
-    Family("runs_stalled", "gauge", "Runs in work without progress for longer than their stall_timeout."),
-    Family("oldest_queued_seconds", "gauge", "Age of the first run of the queue; 0 without one.", unit="seconds"),
-    Family("slots", "gauge", "Slots for runs.", "state", ("free", "busy", "quarantined")),
     Family("episodes", "counter", "Episodes that have ended.", "outcome", get_args(EpisodeOutcome)),
     Family("episode_steps", "counter", "Steps of episodes that have ended."),
     Family("tasks", "counter", "Runs of tasks that have ended.", "outcome", get_args(TaskOutcome)),
@@ -65,6 +60,14 @@ FAMILIES: Final = (
     Family("kills", "counter", "Signals to conductors that did not end by themselves.", "signal", ("SIGTERM", "SIGKILL")),
     Family("output_lines", "counter", "Lines of user code.", "fate", ("kept", "dropped")),
     Family("output_dropped_bytes", "counter", "Bytes of user code's output beyond its bounds.", unit="bytes"),
+)  # fmt: skip
+"""By `Metrics`."""
+MEASURED: Final = (
+    Family("build", "info", "Version of the daemon.", "version"),
+    Family("runs", "gauge", "Runs that have not ended, by state.", "state", _STATES),
+    Family("runs_stalled", "gauge", "Runs in work without progress for longer than their stall_timeout."),
+    Family("oldest_queued_seconds", "gauge", "Age of the first run of the queue; 0 without one.", unit="seconds"),
+    Family("slots", "gauge", "Slots for runs.", "state", ("free", "busy", "quarantined")),
     Family("event_loop_busy_seconds", "counter", "Time in which the daemon's event loop was at work.", unit="seconds"),
     Family("event_loop_stretch_seconds", "histogram", "Stretches in which all else waited for the daemon's event loop.",
            unit="seconds"),
@@ -90,6 +93,8 @@ FAMILIES: Final = (
     Family("open_fds", "gauge", "Open files of the daemon's own process.", prefix="process_"),
     Family("max_fds", "gauge", "Limit of its open files.", prefix="process_"),
 )  # fmt: skip
+"""When they are asked for."""
+FAMILIES: Final = (*COUNTED, *MEASURED)
 
 
 class Metrics:
@@ -97,9 +102,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._counts: dict[str, defaultdict[str, float]] = {
-            family.name: defaultdict(float, dict.fromkeys(family.values or ("",), 0.0))
-            for family in FAMILIES
-            if family.kind == "counter"
+            family.name: defaultdict(float, dict.fromkeys(family.values or ("",), 0.0)) for family in COUNTED
         }
 
     def count(self, name: str, value: str = "", amount: float = 1) -> None:

@@ -169,6 +169,7 @@ class Broker:
         self._loop = asyncio.get_running_loop()
         self._now = self._loop.time
         self._core = BrokerCore(limits=limits, access=settings.access, now=self._now())
+        self._core.report = lambda: self.counters
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 1023)
         sockets = {side: self._socket(self._context, side, most) for side in wanted}

@@ -14,7 +14,10 @@ Rules:
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from transport import envelope as envelopes
 from transport import frames as mdp
@@ -51,6 +54,8 @@ class BrokerCore:
         self._credit_total = 0
         self._next_heartbeat = now + self.limits.heartbeat
         self._disconnected: dict[bytes, None] = {}
+        self.report: Callable[[], dict[str, int]] = lambda: {**asdict(self.counters), **self.gauges}
+        """What ``mmi.counters`` is answered with."""
 
     def __repr__(self) -> str:
         return f"<BrokerCore {' '.join(f'{name}={value}' for name, value in self.gauges.items())}>"
@@ -180,6 +185,8 @@ class BrokerCore:
             service = self._dispatcher.services.get(asked) if type(asked) is bytes else None
             code = b"200" if service is not None and service.workers else b"404"
         reply: Frames = [code]
+        if name == b"mmi.counters" and side is Side.PRIVATE:
+            reply = [b"200", msgspec.msgpack.encode(self.report())]
         if envelope is not None:
             reply.insert(0, ReplyEnvelope(envelope.request_id, envelope.session).frame())
         self._dispatcher.out.append((side, [client, *mdp.ClientFinal(name, reply).frames()]))

@@ -60,6 +60,8 @@ class Counters:
     """Counts since the start, as data for logs."""
 
     requests: int = 0
+    request_bytes: int = 0
+    reply_bytes: int = 0
     dispatched: int = 0
     partials: int = 0
     finals: int = 0

@@ -92,6 +92,7 @@ class Dispatcher:
         """Accept a new request: it goes to a worker, into the queue, or fails at once."""
         limits = self.limits
         service = self.services.get(request.service)
+        self.counters.request_bytes += request.size
         if request.size > limits.body_bytes:
             self._fail(
                 request,
@@ -212,6 +213,7 @@ class Dispatcher:
             self.counters.late_replies += 1
         else:
             self.counters.partials += 1
+            self.counters.reply_bytes += sum(map(len, body))
             command = mdp.ClientPartial(request.service, self._reply_body(worker, request, body))
             self.out.append((request.side, [request.client, *command.frames()]))
         return True
@@ -228,6 +230,7 @@ class Dispatcher:
             self.counters.late_replies += 1
         else:
             self.counters.finals += 1
+            self.counters.reply_bytes += sum(map(len, body))
             command = mdp.ClientFinal(request.service, self._reply_body(worker, request, body))
             self.out.append((request.side, [request.client, *command.frames()]))
         service = worker.service

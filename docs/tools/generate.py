@@ -11,6 +11,7 @@ from pathlib import Path
 
 import api
 import keys
+import operators
 import verbs
 
 DOCS = Path(__file__).parents[1]
@@ -19,7 +20,10 @@ KINDS = {
     "brief": api.brief,
     "errors": api.errors,
     "fields": api.fields,
+    "journal_fields": operators.journal_fields,
     "keys": keys.part,
+    "message_ids": operators.message_ids,
+    "metrics": operators.metrics,
     "verbs": verbs.part,
 }
 _PART = re.compile(

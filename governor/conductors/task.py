@@ -77,6 +77,7 @@ class TaskConductor(Conductor):
             cluster=self._cluster,
             folder=Path(self.spec.run_folder),
             models=self.spec.settings.get("models", ()),
+            kills=logs.Repeated(),
         )
         self._engine.warm()
         gc.freeze()  # collections skip Ray's modules, which are never freed (10,000 tasks: a third faster)

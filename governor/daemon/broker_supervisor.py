@@ -30,14 +30,15 @@ from governor.processes.restart_policy import RestartPolicy
 from governor.processes.silence import TICK_SECONDS, SilenceTimer
 from transport import endpoints
 from transport.access import Access
+from transport.broker import BrokerSettings
 from transport.client import Client
 from transport.errors import TransportError
 
 if TYPE_CHECKING:
+    from governor.config import Config
     from governor.logs import LogFormat
     from governor.processes.process import ChildProcess
     from transport.access import Secret
-    from transport.broker import BrokerSettings
 
 FIRST_BACK_OFF: Final = 0.05
 BACK_OFF_LIMIT: Final = 5.0
@@ -235,6 +236,19 @@ def _log_changed_modes(modes: dict[Path, int]) -> None:
 
 async def _ping(client: Client) -> None:
     await client.request("mmi.service", b"governor", timeout=ASK_SECONDS, idempotent=True)
+
+
+def broker_of(config: Config, secret: Secret) -> BrokerProcess:
+    """The broker of a daemon."""
+    settings = BrokerSettings(
+        client_endpoint=config.client_endpoint,
+        worker_endpoint=config.worker_endpoint,
+        private_endpoint=config.private_endpoint,
+        client_group=config.socket_group,
+        access=access_of(secret),
+    )
+    log_format = config.log_format or logs.choose_format()
+    return BrokerProcess(settings, log_format=log_format, log_level=config.log_level)
 
 
 async def wait_until_answering(client: Client) -> None:

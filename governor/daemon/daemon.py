@@ -22,7 +22,9 @@ from governor import logs
 from governor.daemon import folders
 from governor.daemon.api import DaemonApi
 from governor.daemon.background import Background
-from governor.daemon.broker_supervisor import BrokerProcess, access_of, wait_until_answering
+from governor.daemon.broker_supervisor import BrokerProcess, broker_of, wait_until_answering
+from governor.daemon.measurements import Measurements
+from governor.daemon.metrics_server import MetricsServer
 from governor.daemon.ray_supervisor import RayService
 from governor.daemon.recovery import Recovery
 from governor.daemon.run_queue import RunQueue, take
@@ -45,7 +47,6 @@ from governor.runs.active_run import RunContext
 from governor.runs.file_watch import FileWatch
 from governor.runs.run_governor import RunGovernor
 from transport.access import Secret
-from transport.broker import BrokerSettings
 from transport.client import Client
 from transport.worker import Worker
 
@@ -100,6 +101,7 @@ class Daemon:
         self.damaged: dict[str, str] = {}
         self.is_stopping = False
         self._journal: Journal
+        self._broker: BrokerProcess
         self._pruner: Pruner
 
     def dispatch(self) -> None:
@@ -176,6 +178,10 @@ class Daemon:
             )
             async with asyncio.timeout(REGISTER_SECONDS):
                 await worker.registered()
+            if config.metrics.listen is not None:
+                measure = Measurements(self, context, broker=self._broker, selector=self._selector)
+                listening = MetricsServer(config.metrics.listen, measure, group=config.socket_group)
+                await stack.enter_async_context(listening)
             self.dispatch()
             gc.freeze()  # loaded modules are never freed: collections skip them
             gc.enable()
@@ -219,18 +225,8 @@ class Daemon:
         if forkserver.failures:
             log.warning("forkserver.not_preloaded", failures=forkserver.failures)
         secret = Secret.new()
-        broker = BrokerProcess(
-            BrokerSettings(
-                client_endpoint=config.client_endpoint,
-                worker_endpoint=config.worker_endpoint,
-                private_endpoint=config.private_endpoint,
-                client_group=config.socket_group,
-                access=access_of(secret),
-            ),
-            log_format=config.log_format or logs.choose_format(),
-            log_level=config.log_level,
-        )
-        await stack.enter_async_context(self._background.running(broker.run(), "broker"))
+        self._broker = broker_of(config, secret)
+        await stack.enter_async_context(self._background.running(self._broker.run(), "broker"))
         client = await stack.enter_async_context(Client(config.private_endpoint))
         await wait_until_answering(client)
         stack.push_async_callback(ray.aclose)

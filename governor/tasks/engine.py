@@ -79,6 +79,7 @@ class Engine:
         capacity: plain runners at work at once; None: the CPUs of the cluster. The runner of slot i gets
             ``models[i % len(models)]``.
         max_pending: runs without an outcome, of all batches.
+        kills: logs the runners that are killed at work.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Engine:
         models: Sequence[Any] = (),
         max_pending: int | None = None,
         age: float = float("inf"),
+        kills: logs.Repeated | None = None,
     ) -> None:
         self._runners = runners
         self._cluster = cluster
@@ -99,6 +101,7 @@ class Engine:
         self._capacity = capacity
         self._models = models
         self._max_pending = max_pending
+        self._kills = kills
         self._core = Core(
             capacity={(): capacity or cluster.slots(())},
             grace=grace,
@@ -355,9 +358,17 @@ class Engine:
                 case CancelAttempt(runner, ticket):
                     self._runners.cancel(runner, ticket)
                 case KillRunner(runner, reason, is_idle):
+                    self._log_kill(effect)
                     self._runners.kill(runner, reason, is_idle=is_idle)
         except Exception:
             log.exception("engine.effect_failed", effect=type(effect).__name__)
+
+    def _log_kill(self, effect: KillRunner) -> None:
+        if self._kills is not None and not effect.is_idle:
+            pid, node = self._runners.pid(effect.runner), self._runners.node(effect.runner)
+            self._kills.log(
+                "warning", "runner.killed", runner=effect.runner, pid=pid, node=node, reason=effect.reason
+            )
 
     def _dispatch(self, effect: Dispatch) -> None:
         try:

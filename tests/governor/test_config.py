@@ -91,3 +91,35 @@ def test_bounds_of_what_is_kept_and_of_the_disk(tmp_path):
         "keep_days",
         "disk_reserve",
     }
+
+
+@pytest.mark.parametrize(
+    "listen", ["127.0.0.1:9464", "[::1]:9464", "localhost:0", "127.8.0.1:1", "unix:/run/x/metrics.sock"]
+)
+def test_metrics_are_served_on_this_machine(tmp_path, listen):
+    file = tmp_path / "g.toml"
+    file.write_text(f'[metrics]\nlisten = "{listen}"\n')
+    assert config.load(file).metrics.listen == listen
+
+
+@pytest.mark.parametrize(
+    ("listen", "why"),
+    [
+        ("0.0.0.0:9464", "0.0.0.0 can be reached from other machines"),
+        ("192.0.2.1:9464", "can be reached from other machines"),
+        ("[::]:9464", "can be reached from other machines"),
+        ("example.org:80", "can be reached from other machines"),
+        ("127.0.0.1", "must be 'unix:/PATH' or a loopback address"),
+        ("127.0.0.1:70000", "must be 'unix:/PATH' or a loopback address"),
+        (":9464", "must be 'unix:/PATH' or a loopback address"),
+        ("unix:metrics.sock", "must name an absolute path"),
+        ("unix:/" + "x" * 200, "must name an absolute path of at most 107 bytes"),
+    ],
+)
+def test_and_nowhere_else(tmp_path, listen, why):
+    file = tmp_path / "g.toml"
+    file.write_text(f'[metrics]\nlisten = "{listen}"\n')
+    with pytest.raises(ConfigError) as caught:
+        config.load(file)
+    assert why in caught.value.faults[0]
+    assert caught.value.faults[0].startswith("metrics.listen: ")
