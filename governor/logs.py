@@ -17,13 +17,13 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TextIO, cast
 
 from governor import journald
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
@@ -98,10 +98,15 @@ def choose_format() -> LogFormat:
 
 
 def configure(
-    *, log_format: LogFormat, level: str = "info", stream: TextIO | None = None, **bound: object
+    *,
+    log_format: LogFormat,
+    level: str = "info",
+    stream: TextIO | None = None,
+    without: Collection[str] = (),
+    **bound: object,
 ) -> None:
     """Sets up structlog for this process; `bound` is added to every line (run, conductor, ...). Lines go to `stream`, by
-    default standard error.
+    default standard error. The events `without` are not logged.
 
     Records of the standard library's logging (from other libraries) are logged too, from warnings up.
     """
@@ -110,7 +115,7 @@ def configure(
     stream = sys.stderr if stream is None else stream
     structlog.configure(
         processors=[
-            lambda _logger, _method, line: {**line, **{key: bound[key] for key in bound if key not in line}},
+            partial(_completed, frozenset(without), bound),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *_renderer(log_format, stream),
@@ -120,6 +125,16 @@ def configure(
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(level=logging.WARNING, handlers=[_ToStructlog()], force=True)
+
+
+def _completed(
+    without: frozenset[str], bound: dict[str, object], _logger: Any, _method: str, line: EventDict
+) -> EventDict:
+    import structlog  # noqa: PLC0415  # as above
+
+    if line.get("event") in without:
+        raise structlog.DropEvent
+    return {**line, **{key: bound[key] for key in bound if key not in line}}
 
 
 def _renderer(log_format: LogFormat, stream: TextIO | None) -> list[Processor]:

@@ -58,8 +58,6 @@ COUNTED: Final = (
     Family("conductor_restarts", "counter", "Conductors that were started again.", "kind",
            ("environment", "agent", "simulation", "task")),
     Family("kills", "counter", "Signals to conductors that did not end by themselves.", "signal", ("SIGTERM", "SIGKILL")),
-    Family("output_lines", "counter", "Lines of user code.", "fate", ("kept", "dropped")),
-    Family("output_dropped_bytes", "counter", "Bytes of user code's output beyond its bounds.", unit="bytes"),
 )  # fmt: skip
 """By `Metrics`."""
 MEASURED: Final = (
@@ -84,6 +82,8 @@ MEASURED: Final = (
     Family("broker_workers", "gauge", "Registered workers."),
     Family("broker_refused", "counter", "What the broker refused or dropped.", "reason",
            ("malformed", "not_permitted", "registration", "connection", "slow_client", "unreachable", "without_envelope")),
+    Family("output_lines", "counter", "Lines of user code: written, or beyond their rate.", "fate", ("kept", "dropped")),
+    Family("output_dropped_bytes", "counter", "Bytes of user code's output beyond their rate.", unit="bytes"),
     Family("journal_bytes", "gauge", "Size of the journal, with what is not yet in its main file.", unit="bytes"),
     Family("state_free_bytes", "gauge", "Free space on the disk of the state folder.", unit="bytes"),
     Family("cpu_seconds", "counter", "Processor time of the daemon's own process.", unit="seconds", prefix="process_"),

@@ -138,8 +138,9 @@ async def _run(
     from governor import logs  # noqa: PLC0415  # heavy, and only after the check
     from governor.daemon.daemon import Daemon  # noqa: PLC0415  # as above
     from governor.executor import Executor  # noqa: PLC0415  # as above
+    from governor.runs.run_log import EVENTS  # noqa: PLC0415  # as above
 
-    logs.configure(log_format=logs.choose_format(), level=config.log_level)
+    logs.configure(log_format=logs.choose_format(), level=config.log_level, without=EVENTS)
     async with (
         Daemon(config=config, notifier=notifier).running() as daemon,
         Executor(config.client_endpoint, awaits_restart=False) as executor,

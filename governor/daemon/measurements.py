@@ -76,6 +76,9 @@ class Measurements:
     async def __call__(self) -> Measured:
         found: dict[str, float | Values] = {**self._context.metrics.measured(), "build": {__version__: 1}}
         found |= self._runs()
+        output = self._context.output
+        found["output_lines"] = {"kept": output.kept_lines, "dropped": output.dropped_lines}
+        found["output_dropped_bytes"] = output.dropped_bytes
         found["oldest_queued_seconds"] = await self._oldest_queued()
         if self._selector is not None:
             loop = self._selector.loop_time

@@ -64,6 +64,8 @@ class Collector:
         self._wake = threading.Event()
         self._closed = False
         self._loud = 1
+        self.kept_lines = self.dropped_lines = self.dropped_bytes = 0
+        """Of all runs: what was written, and what came faster than its rate."""
         self._thread = threading.Thread(target=self._work, name="output", daemon=True)
         self._thread.start()
 
@@ -153,11 +155,18 @@ class Collector:
             for conductor, found in lines.items():
                 found.sort(key=lambda line: line.at)
                 run.files.append(conductor, found)
+                self._count(found)
             if is_ending:
                 self._forget(uid, run)
                 with contextlib.suppress(OSError):
                     run.folder.rmdir()
             return loud
+
+    def _count(self, lines: list[OutputLine]) -> None:
+        gaps = [line.dropped for line in lines if line.dropped is not None]
+        self.kept_lines += len(lines) - len(gaps)
+        self.dropped_lines += sum(lines for lines, _ in gaps)
+        self.dropped_bytes += sum(size for _, size in gaps)
 
     def _find_spools(self, run: _Run, limits: OutputLimits) -> None:
         with os.scandir(run.folder) as entries:

@@ -32,6 +32,14 @@ if TYPE_CHECKING:
     from states.events import Event
 
 LEVELS: Final = {"finished": "info", "aborted": "warning", "failed": "error"}
+EVENTS: Final = frozenset(
+    {
+        *("run.ended", "run.interrupted", "phase.started", "phase.ended", "phase.failed", "lines.left_out"),
+        *("task.ended", "task.attempt_ended", "episode.ended"),
+        *("conductor.exited", "conductor.restarting", "process.killed"),
+    }
+)
+"""Where a run is shown to who started it (`governor run`), these lines would say it again."""
 PHASES: Final = 20
 """Phases that the line of a run's end names."""
 GOOD_TASKS: Final = frozenset({"succeeded", "cancelled"})

@@ -366,8 +366,8 @@ class Engine:
     def _log_kill(self, effect: KillRunner) -> None:
         if self._kills is not None and not effect.is_idle:
             pid, node = self._runners.pid(effect.runner), self._runners.node(effect.runner)
-            self._kills.log(
-                "warning", "runner.killed", runner=effect.runner, pid=pid, node=node, reason=effect.reason
+            self._kills.log(  # its task's end is the warning
+                "info", "runner.killed", runner=effect.runner, pid=pid, node=node, reason=effect.reason
             )
 
     def _dispatch(self, effect: Dispatch) -> None:

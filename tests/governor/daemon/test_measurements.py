@@ -35,7 +35,8 @@ async def test_all_that_can_be_measured_is_there(tmp_path, monkeypatch):
         damaged={},
     )
     async with Broker(settings), Client(ends[2]) as private, Client(ends[0]) as public, asyncio.timeout(30):
-        context = SimpleNamespace(metrics=Metrics(), journal=journal, client=private)
+        output = SimpleNamespace(kept_lines=5, dropped_lines=2, dropped_bytes=90)
+        context = SimpleNamespace(metrics=Metrics(), journal=journal, client=private, output=output)
         measure = Measurements(daemon, context, broker=SimpleNamespace(restarts=3), selector=TimedSelector())
         await journal.write(lambda tx: tx.submit(uid="r1", key=None, name="n", spec={}, folder="/"))
         queue.append(Waiting(uid="r1"))
@@ -49,6 +50,7 @@ async def test_all_that_can_be_measured_is_there(tmp_path, monkeypatch):
         assert found["broker_refused"]["malformed"] == 0
         assert found["journal_bytes"] >= (tmp_path / "governor.db").stat().st_size
         assert found["state_free_bytes"] > 0
+        assert (found["output_lines"], found["output_dropped_bytes"]) == ({"kept": 5, "dropped": 2}, 90)
         assert found["runs_stalled"] == 1
         assert found["open_fds"] > 3
         assert set(found["event_loop_stretch_seconds"]) >= {"_sum", "_count", '_bucket{le="+Inf"}'}

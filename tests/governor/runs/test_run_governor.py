@@ -62,6 +62,7 @@ async def governor(tmp_path, monkeypatch):
         files=SimpleNamespace(watched=lambda run: contextlib.nullcontext(), missing=lambda run: None),
         client=SimpleNamespace(request=never),
         metrics=Metrics(),
+        output=SimpleNamespace(begin=lambda folder: None, end=lambda uid: None),
     )
     governor = RunGovernor("ipc://worker", "slot-0", context=context)
     loop = asyncio.create_task(governor.run())
