@@ -20,11 +20,12 @@ from governor.messages import (
 )
 from governor.output.collector import Collector
 from governor.runs.active_run import RunContext
-from transport.access import Secret
+from transport.access import Access, Secret
 from transport.broker import Broker, BrokerSettings
 from transport.client import Client
 from transport.worker import Worker
 
+TOLD = Access(stamped=frozenset({SERVICE.encode()}))
 TWO = {"name": "r", "phases": [{"name": "p", "tasks": [{"id": n, "call": "m:f"} for n in ("t", "u")]}]}
 RUN = {"name": "r", "phases": [{"name": "p", "tasks": [{"id": "t", "call": "m:f"}]}]}
 
@@ -71,7 +72,7 @@ async def open_api():
         client, worker = f"ipc://{folder}/c", f"ipc://{folder}/w"
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(
-                Broker(BrokerSettings(client_endpoint=client, worker_endpoint=worker))
+                Broker(BrokerSettings(client_endpoint=client, worker_endpoint=worker, access=TOLD))
             )
             journal = Journal(folder / "governor.db")
             stack.push_async_callback(journal.close)
