@@ -48,7 +48,8 @@ class RunPlan:
     """`restarts` is the number of conductor restarts that the whole run may use; `wall_clock` its limit in seconds;
     `first_phase` the phase to begin with, above 0 when an earlier invocation finished some; `incarnations` the last
     one of each conductor in earlier invocations, which have `worked` so many seconds on the run, and used so many
-    restarts (`restarts_used`). `stall_timeout` is seconds without progress, `on_stall` the reaction to them.
+    restarts (`restarts_used`). `failed` is the number of phases before `first_phase` that failed, `failure` the line of the
+    first one. `stall_timeout` is seconds without progress, `on_stall` the reaction to them.
     """
 
     uid: str
@@ -62,5 +63,7 @@ class RunPlan:
     worked: float = 0.0
     restarts_used: int = 0
     incarnations: tuple[tuple[str, int], ...] = ()
+    failed: int = 0
+    failure: str = ""
     stall_timeout: float | None = None
     on_stall: OnStall = "report"

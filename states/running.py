@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running(AtWork):
     """`open`: parts of the phase that have not ended. `ends`: how the others ended. `failure`: the line of the first
-    one. `stalled`: the monotonic second of the last progress, once that is too long ago.
+    one. `failed` phases have ended before it with failures, `first_failed` is the line of the first one. `stalled`: the
+    monotonic second of the last progress, once that is too long ago.
     """
 
     name: ClassVar[str] = "running"
@@ -37,6 +38,8 @@ class Running(AtWork):
     ends: tuple[str, ...] = ()
     failures: int = 0
     failure: str = ""
+    failed: int = 0
+    first_failed: str = ""
     stalled: float | None = None
 
     @property
@@ -64,11 +67,22 @@ class Running(AtWork):
 
 def enter(before: AtWork, *, phase: int, at: float, cause: str) -> Step:
     """Begins the phase, or the end after the last one."""
-    phases = before.plan.phases
+    plan, phases = before.plan, before.plan.phases
+    failed, first_failed = plan.failed, plan.failure
+    if isinstance(before, Running):
+        failed, first_failed = before.failed, before.first_failed
     if phase >= len(phases):
-        return finalizing.enter(before, outcome="finished", reason="", at=at)
+        reason = f"{failed} of {len(phases)} phases failed; first: {first_failed}" if failed else ""
+        return finalizing.enter(before, outcome="finished", reason=reason, at=at)
     parts = phases[phase].parts
-    state = Running(plan=before.plan, conductors=before.conductors, phase=phase, open=parts)
+    state = Running(
+        plan=plan,
+        conductors=before.conductors,
+        phase=phase,
+        open=parts,
+        failed=failed,
+        first_failed=first_failed,
+    )
     begin: list[Effect] = [BeginPhase(phase=phase, name=phases[phase].name)]
     begin += [effect for part in sorted(parts) for effect in _begin(state, part)]
     return Step(state, tuple(begin), cause=cause)
@@ -97,15 +111,20 @@ def part_ended(state: Running, event: PartEnded) -> Answer:
         return Step(state)
     phase = state.plan.phases[state.phase]
     end = EndPhase(phase=state.phase, name=phase.name, end="+".join(state.ends))
+    reason = failure_line(phase.name, state.failures, state.failure)
+    if state.failures:
+        state = replace(state, failed=state.failed + 1, first_failed=state.first_failed or reason)
     if state.failures and phase.on_failure == "fail":
-        reason = f"phase {phase.name}: {state.failures} ended badly"
-        if state.failure:
-            reason += f", first {state.failure}"
         step = finalizing.enter(state, outcome="failed", reason=reason, at=event.at)
     else:
         cause = f"phase {phase.name} ended: {end.end}"
         step = enter(state, phase=state.phase + 1, at=event.at, cause=cause)
     return Step(step.state, (end, *step.effects), cause=step.cause or f"phase {phase.name} ended: {end.end}")
+
+
+def failure_line(phase: str, failures: int, first: str) -> str:
+    """What is told of a phase with failures; `first` is the line of the first one."""
+    return f"phase {phase}: {failures} ended badly" + (f", first {first}" if first else "")
 
 
 def part_failed(state: Running, event: PartFailed) -> Answer:

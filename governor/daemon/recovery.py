@@ -34,6 +34,7 @@ from governor.runs.assignment import Assignment, Waiting
 from governor.runs.result import record_result
 from governor.runs.run_log import run_ended
 from governor.tasks.cluster import head
+from states import running
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,7 +51,7 @@ keep the daemon from running.
 """
 LARGEST_PID: Final = 2**22
 """The largest pid on Linux."""
-KINDS: Final = (*history.KINDS, "run.transition", "phase.ended")
+KINDS: Final = (*history.KINDS, "run.transition", "part.ended", "phase.ended")
 """The events that are read of each run."""
 NOT_ON_RECORD: Final = "the daemon shut down in order, but could not record it"
 
@@ -158,10 +159,14 @@ class Recovery:
         self._journal.require_sound(row.uid, phases=phases)
         events = self._journal.events_of(row.uid, KINDS)
         started = [event.data for event in events if event.kind == "conductor.started"]
+        first_phase = _first_unfinished_phase(events, phases=phases)
+        failed, failure = _failed_phases(events, before=first_phase)
         waiting = Waiting(
             uid=row.uid,
-            first_phase=_first_unfinished_phase(events, phases=phases),
+            first_phase=first_phase,
             incarnations=_last_incarnations(started),
+            failed=failed,
+            failure=failure,
         )
         how = Assignment.of(row, waiting).run.resume
         return _Record(
@@ -209,13 +214,17 @@ class Recovery:
             if (end := record.end or _verdict(record.resume, past)) is not None:
                 await self._close(record, end, folder)
                 continue
+            anew: dict[str, Any] = {}
             if record.resume == "restart" and record.is_begun:
                 await _begin_anew(self._journal, uid, past, folder=folder)
                 phase = 0 if past.begun else phase
+                anew = {"failed": 0, "failure": ""} if past.begun else {}
             if record.is_begun:
                 log.info("run.continued", run=uid, phase=phase, worked=past.worked)
             found.append(
-                replace(record.run, first_phase=phase, worked=past.worked, restarts_used=past.restarts)
+                replace(
+                    record.run, first_phase=phase, worked=past.worked, restarts_used=past.restarts, **anew
+                )
             )
         return found
 
@@ -274,6 +283,20 @@ def _first_unfinished_phase(events: list[RunEvent], *, phases: int) -> int:
     standing = (event for event in events if event.kind == "phase.ended" and event.seq > restarted)
     ended = {event.data["index"] for event in standing}
     return next((index for index in range(phases) if index not in ended), phases - 1)
+
+
+def _failed_phases(events: list[RunEvent], *, before: int) -> tuple[int, str]:
+    """How many of the phases before this one had failures, and the line of the first one."""
+    restarted = max((event.seq for event in events if event.kind == "run.restarted"), default=0)
+    standing = [event.data for event in events if event.seq > restarted]
+    names = {data["index"]: data["phase"] for data in standing if "index" in data and "phase" in data}
+    failures: dict[int, tuple[int, str]] = {}
+    for data in standing:
+        if "part" in data and data.get("failures") and data["phase"] < before:
+            number, first = failures.get(data["phase"], (0, ""))
+            failures[data["phase"]] = number + data["failures"], first or data.get("first_failure", "")
+    lines = [running.failure_line(names.get(phase, ""), *failures[phase]) for phase in sorted(failures)]
+    return len(lines), lines[0] if lines else ""
 
 
 def _last_incarnations(started: list[dict[str, Any]]) -> tuple[tuple[str, int], ...]:

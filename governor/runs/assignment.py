@@ -21,13 +21,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """A run that waits for a slot, without its run file: there may be many. `worked` and `restarts_used` are as in the plan."""
+    """A run that waits for a slot, without its run file: there may be many. `worked`, `restarts_used`, `failed` and `failure` are as
+    in the plan.
+    """
 
     uid: str
     first_phase: int = 0
     worked: float = 0.0
     restarts_used: int = 0
     incarnations: tuple[tuple[str, int], ...] = ()
+    failed: int = 0
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,8 @@ class Assignment(Waiting):
             worked=self.worked,
             restarts_used=self.restarts_used,
             incarnations=self.incarnations,
+            failed=self.failed,
+            failure=self.failure,
         )
 
     def settings(self, conductor: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from states.effects import (
     WriteResult,
 )
 from tests.states.state_scenes import (
+    ANALYSE,
     BOTH,
     LAKE,
     PLAN,
@@ -94,10 +95,27 @@ def test_on_failure_continue_begins_the_next_phase():
     assert (slot.state.failures, slot.state.failure) == (0, ""), "each phase counts its own"
 
 
-def test_failures_of_a_last_phase_that_continues_leave_the_run_finished():
-    assert running(phase=2).send(ended("tasks", 2, failures=5))[-1] == WriteResult(
-        outcome="finished", reason=""
+def test_failures_of_a_last_phase_that_continues_leave_the_run_finished_and_are_its_reason():
+    slot = running(phase=2)
+    reason = "1 of 3 phases failed; first: phase analyse: 5 ended badly, first x"
+    assert slot.send(ended("tasks", 2, failures=5, first="x"))[-1] == WriteResult(
+        outcome="finished", reason=reason
     )
+
+
+def test_the_reason_of_a_finished_run_counts_the_phases_that_failed_and_names_the_first():
+    phases = (replace(TRAIN, on_failure="continue"), ANALYSE, ANALYSE)
+    slot = running(replace(PLAN, phases=phases))
+    slot.send(ended("simulation", 0, failures=2, first="episode 1: no"))
+    slot.send(ended("tasks", 1, failures=1))
+    reason = "2 of 3 phases failed; first: phase train: 2 ended badly, first episode 1: no"
+    assert slot.send(ended("tasks", 2))[-1] == WriteResult(outcome="finished", reason=reason)
+
+
+def test_phases_that_failed_in_an_earlier_invocation_count():
+    slot = running(replace(PLAN, first_phase=2, failed=2, failure="phase train: 3 ended badly"), phase=2)
+    reason = "2 of 3 phases failed; first: phase train: 3 ended badly"
+    assert slot.send(ended("tasks", 2))[-1] == WriteResult(outcome="finished", reason=reason)
 
 
 # -- limits, aborts, stops -------------------------------------------------------------------------------------
