@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from governor.messages import Fault, Refused
+    from transport.errors import TransportError
 
 
 class ExitCode(IntEnum):
@@ -212,7 +213,7 @@ class BadRequest(GovernorError):
 
 
 class ConductorError(GovernorError):
-    """A conductor cannot do its work; `reason` is one line for the run's record."""
+    """A conductor cannot do its work; `reason` is one line for the run's record, a `failures.Reason` where user code is to blame."""
 
     code = "conductor"
 
@@ -270,6 +271,27 @@ def refusal_of(error: GovernorError) -> Refused:
 
     faults = error.faults if isinstance(error, RunFileError) else ()
     return Refused(code=error.code, message=str(error), exit_code=int(error.exit_code), faults=faults)
+
+
+def from_transport(error: TransportError, *, endpoint: str) -> GovernorError:  # noqa: PLR0911  # one for each kind
+    """The error for a request of the executor that has failed."""
+    from transport import errors  # noqa: PLC0415  # as above
+
+    match error:
+        case errors.BrokerUnreachable():
+            return Unreachable(endpoint, str(error))
+        case errors.DeadlineExceeded():
+            return NoAnswer(endpoint, error.timeout)
+        case errors.RequestQueueFull():
+            return TryAgain(f"the broker at {endpoint} has no room for another request: {error}")
+        case errors.TooLarge():
+            return UsageError(f"the request is larger than a broker takes: {error}")
+        case errors.RequestNotPermitted():
+            return NotPermitted(f"the daemon is not reached through {endpoint}: {error}")
+        case errors.RemoteError():
+            return GovernorError(f"the daemon failed at this request, its log tells more: {error}")
+        case _:
+            return Unreachable(endpoint, str(error))
 
 
 _OF_A_MESSAGE: Final[tuple[type[GovernorError], ...]] = (

@@ -21,11 +21,10 @@ from governor.errors import (
     GoingDown,
     GovernorError,
     NoAnswer,
-    NotPermitted,
-    TryAgain,
     Unreachable,
     UsageError,
     from_refusal,
+    from_transport,
 )
 from governor.locations import find_broker, refuse_stale_socket
 from governor.messages import (
@@ -37,7 +36,9 @@ from governor.messages import (
     Explain,
     Explanation,
     GetCurves,
+    FailureList,
     GetStatus,
+    ListFailures,
     ListRuns,
     OutputLine,
     OutputPage,
@@ -222,7 +223,7 @@ class Executor:
             except TransportError as error:
                 hopeless = isinstance(error, RemoteError | TooLarge | transport.errors.RequestNotPermitted)
                 if hopeless or (end is None and loop.time() > until):
-                    raise self._failure(error) from error
+                    raise from_transport(error, endpoint=self.endpoint) from error
             interrupted = end is not None and end.outcome == "interrupted" and self._awaits_restart
             if end is not None and not (interrupted and loop.time() <= until):
                 yield end
@@ -307,9 +308,21 @@ class Executor:
         """Has the daemon read its configuration again and apply it. Raises ConfigError with all faults: then nothing is changed."""
         return await self._ask(Reload(), Reloaded)
 
-    async def result(self, uid: str) -> RunResult:
-        """The result of a run that has ended, as the daemon sends it: a `RunResult` (`wait` returns a `governor.Result`). Raises NotEnded, NoSuchRun."""
-        return await self._ask(Results(uid=uid), RunResult, source=uid, send=self._gather)
+    async def result(self, uid: str, *, so_far: bool = False) -> RunResult:
+        """The result of a run that has ended, as the daemon sends it: a `RunResult` (`wait` returns a `governor.Result`); with
+        `so_far` also of one that has not, as far as it is. Raises NotEnded, NoSuchRun.
+        """
+        asked = Results(uid=uid, so_far=so_far)
+        return await self._ask(asked, RunResult, source=uid, send=self._gather)
+
+    async def failures(
+        self, uid: str, *, phase: str | None = None, after: int = 0, limit: int = 20
+    ) -> FailureList:
+        """The first `limit` failures (1,000 at most) of a run, or of one `phase`, with their tracebacks, also while it is in work.
+        ``failures(uid, after=page.failures[-1].event)`` is the page behind one with ``page.more``. Raises NoSuchRun, UsageError.
+        """
+        asked = ListFailures(uid=uid, phase=phase, after=after, limit=limit)
+        return await self._ask(asked, FailureList, source=uid, send=self._gather)
 
     async def curves(self, uid: str, metric: str, *, phase: str | None = None) -> RunCurves:
         """How a metric went in a run, also in one at work: a `RunCurves`. Raises NoSuchRun, UsageError for an unknown phase."""
@@ -343,7 +356,7 @@ class Executor:
                     raise
                 refused, transient = error, (Unreachable, NoAnswer)
             except TransportError as error:
-                failure = self._failure(error)
+                failure = from_transport(error, endpoint=self.endpoint)
                 if not isinstance(failure, transient) or (refused is None and loop.time() > until):
                     raise failure from error
             if refused is not None and (timeout := until - loop.time()) <= RETRY_SECONDS:
@@ -372,24 +385,6 @@ class Executor:
         if not isinstance(reply, expected):
             raise BadRequest(f"the daemon answered {type(reply).__name__}, not {expected.__name__}")
         return reply
-
-    def _failure(self, error: TransportError) -> GovernorError:  # noqa: PLR0911  # one for each kind
-        """The error for a failed request."""
-        match error:
-            case transport.errors.BrokerUnreachable():
-                return Unreachable(self.endpoint, str(error))
-            case transport.errors.DeadlineExceeded():
-                return NoAnswer(self.endpoint, error.timeout)
-            case transport.errors.RequestQueueFull():
-                return TryAgain(f"the broker at {self.endpoint} has no room for another request: {error}")
-            case TooLarge():
-                return UsageError(f"the request is larger than a broker takes: {error}")
-            case transport.errors.RequestNotPermitted():
-                return NotPermitted(f"the daemon is not reached through {self.endpoint}: {error}")
-            case RemoteError():
-                return GovernorError(f"the daemon failed at this request, its log tells more: {error}")
-            case _:
-                return Unreachable(self.endpoint, str(error))
 
     def _decode(self, frame: bytes) -> ExecutorReply:
         try:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from governor.errors import RunEndedBadly
+from governor.errors import NotEnded, RunEndedBadly
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,7 +45,9 @@ class Result:
 
     @classmethod
     def of(cls, found: RunResult) -> Self:
-        """Of the message that a daemon sends."""
+        """Of the message that a daemon sends. Raises NotEnded for a run in work."""
+        if found.outcome == "in work":
+            raise NotEnded(found.uid, found.reason)
         return cls(
             uid=found.uid,
             name=found.name,
@@ -66,7 +68,8 @@ class Result:
 
         One row for each episode, in the order in which they ended: ``phase``, ``mode``, ``index`` (from 0), ``worker``,
         ``seed``, ``outcome``, ``value`` (the undiscounted return), ``steps``, ``seconds``, ``reason``, ``values`` (returns of several
-        players, as JSON), ``evaluation`` (the number of its evaluation, 0 for none).
+        players, as JSON), ``evaluation`` (the number of its evaluation, 0 for none), ``traceback`` (the key of its traceback in
+        `Executor.failures`).
 
         Raises UsageError for a phase that the run does not have, or if its folder is not on this machine; OSError.
         """
@@ -88,7 +91,7 @@ class Result:
         """The tasks of one `phase`, or of all, as a `pyarrow.Table`.
 
         One row for each run of a task: ``phase``, ``task``, ``run`` (from 0), ``outcome``, ``attempts``, ``seconds`` (of the last attempt),
-        ``value`` and ``metrics`` (as JSON), ``value_file``, ``error``, ``cause``.
+        ``value`` and ``metrics`` (as JSON), ``value_file``, ``error``, ``cause``, ``traceback`` (as of an episode).
 
         Raises UsageError for a phase that the run does not have.
         """

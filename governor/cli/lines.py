@@ -63,6 +63,11 @@ def counted_text(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def clean_lines(text: str) -> str:
+    """Lines without control sequences, with their indents; tabs become spaces."""
+    return "\n".join(map(plain, text.split("\n")))
+
+
 def say(text: str, *, err: bool = False) -> None:
     """Prints `text`. On a terminal its lines are wrapped at words, and what follows is indented."""
     try:

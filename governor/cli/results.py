@@ -1,4 +1,4 @@
-"""`governor results RUN`: the result of a run that has ended."""
+"""`governor results RUN`: the result of a run, also so far; its rows; its failures."""
 
 from __future__ import annotations
 
@@ -40,8 +40,19 @@ if TYPE_CHECKING:
     "--by",
     type=click.Choice(["episode", "step", "time"]),
     help="The axis of the plot of --curve.  [default: episode]",
+    "--failures",
+    is_flag=True,
+    help="List what has failed, with tracebacks, in the order in which it happened.",
 )
 @click.option("--phase", metavar="NAME", help="Of this phase alone.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1000),
+    help="With --failures: so many at most.  [default: 20]",
+)
+@click.option(
+    "--after", metavar="N", type=click.IntRange(min=0), help="With --failures: those after number N."
+)
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
@@ -58,12 +69,16 @@ def command(
     rows: Rows | None,
     curve: str | None,
     by: Axis | None,
+    failures: bool,
     phase: str | None,
+    limit: int | None,
+    after: int | None,
     output: Path | None,
 ) -> None:
-    """Show the result of RUN: its outcome, phases, metrics and tasks; or its episodes, tasks or steps, row by row.
+    """Show the result of RUN: its outcome, phases, metrics, tasks and causes of failures; or its episodes, tasks or steps, row by
+    row; or its failures, one by one.
 
-    Episodes and steps are read in the run's folder, on the machine of its daemon.
+    Of a run in work it is what has ended so far. Episodes and steps are read in the run's folder, on the machine of its daemon.
     """
     if as_json and form not in (None, "json"):
         raise UsageError(f"--json and --format {form} contradict each other")
@@ -79,12 +94,36 @@ def command(
         raise UsageError("--by goes with --curve METRIC")
     if rows is None and form in ("csv", "parquet"):
         rows = "episodes"
+    if failures:
+        if rows is not None or output is not None or form not in ("table", "json"):
+            raise UsageError("--failures lists failures alone: without --of, --output, and as table or json")
+        _list_failures(broker, uid, phase=phase, limit=limit, after=after or 0, as_json=form == "json")
+        return
+    if limit is not None or after is not None:
+        raise UsageError("--limit and --after go with --failures")
     if rows is None and (phase is not None or output is not None):
-        raise UsageError("--phase and --output go with rows: say of what with --of")
-    found = ask.ask(broker, lambda executor: executor.result(uid))
+        raise UsageError("--phase and --output go with rows or --failures: say of what with --of")
+    found = ask.ask(broker, lambda executor: executor.result(uid, so_far=True))
     if rows is not None:
         from governor.cli import exports  # noqa: PLC0415  # Arrow: not for the result alone
 
         exports.export(found, rows, form=form, phase=phase, output=output)
     else:
         display.show_result(found, as_json=form == "json")
+        if form != "json" and any(phase.failures for phase in found.phases):
+            from governor.cli import failures as listing  # noqa: PLC0415  # not for other runs
+
+            listing.show_hint(found.uid, err=False)
+
+
+def _list_failures(
+    broker: str | None, uid: str, *, phase: str | None, limit: int | None, after: int, as_json: bool
+) -> None:
+    from governor.cli import failures  # noqa: PLC0415  # not for the result alone
+
+    most = limit or failures.LIMIT
+    found = ask.ask(broker, lambda executor: executor.failures(uid, phase=phase, after=after, limit=most))
+    if as_json:
+        display.print_json(found)
+    else:
+        failures.show(found, phase=phase, limit=most)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from governor.cli import ask, display, lines
+from governor.cli import ask, display, failures, lines
 from governor.cli.check import checked
 from governor.errors import ExitCode, JournalError, NoRoom, NoSuchRun
 from governor.processes import guard
@@ -104,15 +104,16 @@ def command(
             _resume(executor, resume or "", config.state_dir) if run is None else executor.submit(run)
         )
 
-    work = _run(
+    running = _run(
         begin,
         config=config,
         notifier=notifier,
         shown=shown,
         show_result=show_result,
         show_output=show_output,
+        as_data=as_json or framed,
     )
-    ctx.exit(asyncio.run(work))
+    ctx.exit(asyncio.run(running))
 
 
 async def _resume(executor: Executor, uid: str, state_dir: Path) -> str:
@@ -134,6 +135,7 @@ async def _run(
     shown: display.Display,
     show_result: Callable[[RunResult], None],
     show_output: Callable[[Sequence[OutputLine]], None] | None,
+    as_data: bool,
 ) -> int:
     from governor import logs  # noqa: PLC0415  # heavy, and only after the check
     from governor.daemon.daemon import Daemon  # noqa: PLC0415  # as above
@@ -153,6 +155,8 @@ async def _run(
                     result = await executor.result(uid)
                     with _tolerant():
                         show_result(result)
+                        if not as_data:
+                            await failures.show_end(executor, result, state_dir=config.state_dir)
         except (JournalError, NoRoom) as error:
             hint = f"when that is repaired, `governor run --resume {uid}` continues it"
             raise type(error)(f"{error}; {hint}") from error

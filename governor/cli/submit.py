@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from governor.cli import ask, display
+from governor.cli import ask, display, failures
 from governor.messages import Submitted
 
 if TYPE_CHECKING:
@@ -86,7 +86,10 @@ def _hand_in(
         shown = display.choose(as_json=as_json, quiet=wait and not watch)
         end = await ask.follow(executor, uid, display=shown)
         if end is not None and end.outcome != "interrupted":
-            display.show_result(await executor.result(uid), as_json=as_json)
+            result = await executor.result(uid)
+            display.show_result(result, as_json=as_json)
+            if not as_json:
+                await failures.show_end(executor, result)
         return end
 
     try:

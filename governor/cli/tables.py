@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from governor.cli import failures
 from governor.cli.columns import TableColumns
 from governor.cli.lines import clean, left, number
 from governor.runs.explain import used
@@ -56,7 +57,7 @@ def result(found: RunResult) -> Group:
     head = Text.assemble(
         (clean(f"{found.name} {found.uid}"), "bold"),
         " ",
-        _outcome(found.outcome),
+        _outcome(found.outcome) if found.outcome != "in work" else Text("in work, so far", style="yellow"),
         f" in {took}",
         f": {clean(found.reason)}" if found.reason else "",
     )
@@ -65,6 +66,7 @@ def result(found: RunResult) -> Group:
     if found.phases:
         parts += ["", _phases(found.phases)]
     parts += [part for phase in found.phases if phase.tasks for part in ("", _tasks(phase))]
+    parts += [part for phase in found.phases for part in failures.groups(phase)]
     for phase in found.phases:
         if phase.tasks_file is not None:
             all_of_them = f"governor results {found.uid} --of tasks --phase {shlex.quote(phase.name)}"
@@ -191,7 +193,8 @@ def _runs(found: Sequence[RunStatus]) -> TableColumns:
 
 
 def _phases(found: Sequence[PhaseResult]) -> TableColumns:
-    table = TableColumns("phase", "mode", "end", "episodes", "return", "steps", "tasks")
+    first = ["first failure"] if any(phase.first_failure for phase in found) else []
+    table = TableColumns("phase", "mode", "end", "episodes", "return", "steps", "tasks", *first)
     for phase in found:
         ended = phase.task_outcomes or Counter(task.outcome for task in phase.tasks)  # of an older version
         tasks = f"{ended.get('succeeded', 0)} of {sum(ended.values())} succeeded" if ended else "-"
@@ -200,7 +203,8 @@ def _phases(found: Sequence[PhaseResult]) -> TableColumns:
         mode = phase.mode if phase.episodes else "-"
         value, steps = (_mean(phase.metrics, name) for name in ("return", "steps"))
         value += _by_player(phase.metrics)
-        _row(table, phase.name, mode, phase.end, episodes, value, steps, tasks)
+        cells = [phase.name, mode, phase.end, episodes, value, steps, tasks]
+        _row(table, *cells, *([phase.first_failure or "-"] if first else []))
     return table
 
 

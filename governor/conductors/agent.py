@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from governor import logs
 from governor.conductors.conductor import Conductor
 from governor.episodes.agents import AgentSource
-from governor.episodes.entries import one_line
 from governor.episodes.records.checkpoints import COPY_SECONDS
 from governor.episodes.remote import control
 from governor.episodes.remote.agent_host import AgentHost
 from governor.errors import ConductorError
+from governor.failures import Reason, traceback_of
 
 if TYPE_CHECKING:
     from governor.messages import ConductorSpec
@@ -62,7 +62,12 @@ class AgentConductor(Conductor):
 
     async def _watch_thread(self) -> None:
         await self.host.ended.wait()
-        self.fail(f"agent {self._agent_name!r} has lost its thread: {self.host.fault}")
+        self.fail(
+            Reason(
+                f"agent {self._agent_name!r} has lost its thread: {self.host.fault}",
+                traceback_of(self.host.fault),
+            )
+        )
 
     async def _answer(self, wanted: control.AgentControl) -> control.ControlAnswer:
         match wanted:
@@ -81,9 +86,7 @@ class AgentConductor(Conductor):
         except Exception as error:  # noqa: BLE001  # user code, and the disk
             if limit.expired():
                 self._abandon(f"no state for a checkpoint within {COPY_SECONDS:g} s")
-            return control.Failed(
-                reason=error.reason if isinstance(error, ConductorError) else one_line(error)
-            )
+            return control.Failed.of(error)
         return control.Accepted()
 
     async def _join(self, wanted: control.Join) -> control.Joined | control.Failed:
@@ -95,7 +98,7 @@ class AgentConductor(Conductor):
             try:
                 session = session or await self._open_session(wanted)
             except ConductorError as error:
-                return control.Failed(reason=error.reason)
+                return control.Failed.of(error)
         return control.Joined(session=session, endpoint=self.host.endpoint)
 
     async def _open_session(self, wanted: control.Join) -> str:
@@ -128,9 +131,11 @@ class AgentConductor(Conductor):
             return control.NotExpired()
         if work is None:
             return control.Accepted()
+        at = self.host.stack("")
         self._abandon("no answer by the episode's deadline")
-        return control.Accepted(slot=work.slot)
+        return control.Accepted(slot=work.slot, place=str(at), stack=at.traceback)
 
     def _abandon(self, why: str) -> None:
+        reason = self.host.stack(f"agent {self._agent_name!r} hangs: {why}")
         self.host.abandon()
-        self.fail(f"agent {self._agent_name!r} hangs: {why}")
+        self.fail(reason)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import traceback
 from abc import ABC, abstractmethod
 from contextlib import AsyncExitStack
 from functools import partial
@@ -28,7 +27,8 @@ from governor.conductors.outbox import Outbox
 from governor.conductors.verifier import Verifier
 from governor.episodes import exits
 from governor.episodes.remote import control
-from governor.errors import ConductorError, ExitCode, text_of
+from governor.errors import ConductorError, ExitCode
+from governor.failures import Reason, reason_of, shortened, utf8
 from governor.messages import (
     Alive,
     ConductorCommand,
@@ -76,7 +76,6 @@ HELD_SECONDS: Final = 0.5
 """Seconds that a line which is not over stays in this process."""
 
 REASON_CHARACTERS: Final = 1_000
-TRACEBACK_CHARACTERS: Final = 20_000
 
 log = logs.get_logger()
 T = TypeVar("T")
@@ -249,14 +248,12 @@ async def _serve(conductor: Conductor, outbox: Outbox, closing: asyncio.Event) -
 
 
 async def _report_failure(outbox: Outbox, error: Exception) -> None:
-    reason = error.reason if isinstance(error, ConductorError) else _one_line(error)
-    goodbye = _failed_report(reason, "".join(traceback.format_exception(error)))
+    goodbye = _failed_report(reason_of(error))
     try:
         async with asyncio.timeout(GOODBYE_SECONDS):
             await outbox.report(goodbye)
     except (TimeoutError, ConductorError) as unacknowledged:
         log.warning("conductor.goodbye_not_acknowledged", reason=str(unacknowledged))
-    # After the goodbye, because a long traceback takes long to render.
     log.error(
         "conductor.failed",
         reason=goodbye.reason,
@@ -287,21 +284,14 @@ def _build(spec: ConductorSpec, link: Link) -> Conductor:
     return conductor
 
 
-def _report_exit(outbox: Outbox, loop: asyncio.AbstractEventLoop, reason: str, stack: str) -> None:
+def _report_exit(outbox: Outbox, loop: asyncio.AbstractEventLoop, reason: Reason) -> None:
     """Called in a thread of user code, which then ends the process with ``os._exit``."""
-    report = _failed_report(reason, stack)
+    report = _failed_report(reason)
     asyncio.run_coroutine_threadsafe(outbox.report(report), loop).result(timeout=EXIT_SECONDS)
 
 
-def _one_line(error: BaseException) -> str:
-    text = text_of(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _failed_report(reason: str, stack: str) -> FailedReport:
+def _failed_report(reason: Reason) -> FailedReport:
     """Users' messages may contain invalid UTF-8, names of files for example."""
-    reason, stack = (
-        text.encode(errors="backslashreplace").decode()
-        for text in (reason[:REASON_CHARACTERS], stack[-TRACEBACK_CHARACTERS:])
+    return FailedReport(
+        reason=utf8(str(reason)[:REASON_CHARACTERS]), traceback=shortened(utf8(reason.traceback))
     )
-    return FailedReport(reason=reason, traceback=stack)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from governor import logs
 from governor.conductors.conductor import refused
-from governor.episodes.entries import one_line
 from governor.errors import ConductorError
+from governor.failures import reason_of
 from governor.messages import Done
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class PhaseWork(Generic[W]):
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("phase.failed", task=task.get_name(), exc_info=error)
-            self._fail(error.reason if isinstance(error, ConductorError) else one_line(error))
+            self._fail(reason_of(error))
 
 
 class SimulationWork(PhaseWork["Simulation"]):

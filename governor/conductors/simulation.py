@@ -119,6 +119,6 @@ def copy_through_conductors(link: Link, uid: str) -> Copy:
             seconds=COPY_SECONDS + AWAY_SECONDS,
         )
         if isinstance(answer, control.Failed):
-            raise ConductorError(answer.reason)
+            raise ConductorError(answer.why)
 
     return copy

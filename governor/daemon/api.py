@@ -40,6 +40,7 @@ from governor.messages import (
     Explain,
     GetCurves,
     GetStatus,
+    ListFailures,
     ListRuns,
     Prune,
     ReadOutput,
@@ -55,9 +56,9 @@ from governor.messages import (
 )
 from governor.messages.chunking import chunks, slices
 from governor.run_file.load import digest, parse
-from governor.runs import resume
+from governor.runs import failures, resume
 from governor.runs.assignment import Assignment, Waiting
-from governor.runs.result import curves_of, record_result, result_of_damaged, whole_result
+from governor.runs.result import build_result, curves_of, record_result, result_of_damaged, whole_result
 from governor.runs.run_log import run_ended
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
     from governor.journal.journal import Journal
     from governor.journal.runs_table import RunLine, RunRow
     from governor.journal.tables import Transaction
-    from governor.messages import RunResult
+    from governor.messages import FailureList, RunResult
     from governor.runs.active_run import RunContext
     from governor.runs.resume import KeptWork
     from transport.worker import Request
@@ -125,10 +126,12 @@ class DaemonApi:
                 return await self._queries.explain(uid)
             case ReadOutput():
                 return await self._queries.output(asked)
-            case Results(uid=uid):
-                return await self._results(request, uid)
             case GetCurves():
                 return await self._curves(request, asked)
+            case Results(uid=uid, so_far=so_far):
+                return await self._results(request, uid, so_far=so_far)
+            case ListFailures():
+                return await self._failures(request, asked)
             case Prune():
                 log.info("prune.requested", keep_runs=asked.keep_runs, keep_days=asked.keep_days, by=by)
                 return await self._daemon.prune(asked)
@@ -360,17 +363,34 @@ class DaemonApi:
             await request.partial(part)
         return Done()
 
-    async def _results(self, request: Request, uid: str) -> Done:
+    async def _results(self, request: Request, uid: str, *, so_far: bool) -> Done:
         row = await self._journal.read(partial(self._queries.find_sound, uid))
         folder = self._context.run_folder(row.uid)
+        result = await asyncio.to_thread(whole_result, self._journal, row.uid, folder)
+        if result is None:
+            state = await self._queries.state(row)
+            if not so_far:
+                raise NotEnded(row.uid, state)
+            build = partial(
+                build_result, journal=self._journal, outcome="in work", reason=state, folder=folder
+            )
+            assignment = await asyncio.to_thread(Assignment.of, row, Waiting(uid=row.uid))
+            result = await asyncio.to_thread(build, assignment=assignment)
+        return await self._send(request, result)
 
-        def parts() -> list[bytes]:
-            result = whole_result(self._journal, row.uid, folder)
-            return [] if result is None else slices(encode(result))
+    async def _failures(self, request: Request, asked: ListFailures) -> Done:
+        if not 0 < asked.limit <= failures.LIST_LIMIT or not 0 <= asked.after < LARGEST:
+            raise BadRequest(
+                f"limit counts failures, from 1 to {failures.LIST_LIMIT}, and after numbers events from 1"
+            )
+        uid = (await self._journal.read(partial(self._queries.find, asked.uid))).uid
+        page = partial(failures.page, phase=asked.phase, after=asked.after, limit=asked.limit)
+        return await self._send(request, await asyncio.to_thread(page, self._journal, uid))
 
-        if not (found := await asyncio.to_thread(parts)):
-            raise NotEnded(row.uid, await self._queries.state(row))
-        for part in found:
+    @staticmethod
+    async def _send(request: Request, answer: RunResult | FailureList) -> Done:
+        """In parts: it may be large."""
+        for part in slices(encode(answer)):
             await request.partial(part)
         return Done()
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from governor.episodes import spaces
-from governor.episodes.entries import Abandoned, load, one_line
+from governor.episodes.entries import Abandoned, load
 from governor.episodes.learned import Learned
 from governor.episodes.records import state_file
 from governor.errors import ConductorError
+from governor.failures import reason_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +57,7 @@ class AgentSource:
                 **self.params,
             )
         except BaseException as error:  # user code, which may also exit
-            raise ConductorError(f"agent {self.entry!r} does not start: {one_line(error)}") from error
+            raise ConductorError(reason_of(error).within(f"agent {self.entry!r} does not start")) from error
         if not hasattr(agent, "act"):
             raise ConductorError(f"agent {self.entry!r} has no act")
         state = state_file.initial_state(self.state_path, self.first_state)
@@ -68,7 +69,9 @@ class AgentSource:
             try:
                 agent.load_state_dict(state)
             except BaseException as error:  # likewise
-                raise ConductorError(f"agent {self.entry!r}: load_state_dict: {one_line(error)}") from error
+                raise ConductorError(
+                    reason_of(error).within(f"agent {self.entry!r}: load_state_dict")
+                ) from error
         made: Agent = agent
         return made
 
@@ -78,7 +81,7 @@ class AgentSource:
         try:
             return Learned(agent, self.state_path, given=self.first_state)
         except Exception as error:
-            raise ConductorError(f"agent {self.entry!r}: weight_version: {one_line(error)}") from error
+            raise ConductorError(reason_of(error).within(f"agent {self.entry!r}: weight_version")) from error
 
 
 def act_many(

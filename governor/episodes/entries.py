@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from governor.errors import ConductorError, text_of
+from governor.failures import REASON_LENGTH, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
-REASON_LENGTH: Final = 300
 
 
 class Abandoned(BaseException):
@@ -42,7 +42,7 @@ class Environment(Protocol):
 
 
 def one_line(error: BaseException) -> str:
-    """``ValueError: text of the error``, on one line, shortened to `REASON_LENGTH`."""
+    """``OSError: text``, shortened to `REASON_LENGTH`: of an error of the system. Those of user code have `failures.reason_of`."""
     text = text_of(error)
     text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return text if len(text) <= REASON_LENGTH else f"{text[: REASON_LENGTH - 3]}..."
@@ -60,7 +60,7 @@ def load(entry: str) -> Callable[..., Any]:
         for name in attribute.split("."):
             found = getattr(found, name)
     except BaseException as error:  # user code, which may also exit
-        raise ConductorError(f"entry {entry!r} does not load: {one_line(error)}") from error
+        raise ConductorError(reason_of(error).within(f"entry {entry!r} does not load")) from error
     if not callable(found):
         raise ConductorError(f"entry {entry!r} is a {type(found).__name__}, not a class")
     made: Callable[..., Any] = found
@@ -82,7 +82,7 @@ def make_environment(entry: str, params: dict[str, Any]) -> Environment:
     try:
         environment = factory(**params)
     except BaseException as error:  # as in `load`
-        raise ConductorError(f"environment {entry!r} does not start: {one_line(error)}") from error
+        raise ConductorError(reason_of(error).within(f"environment {entry!r} does not start")) from error
     missing = [
         name
         for name in ("observation_space", "action_space", "reset", "step")
@@ -109,7 +109,7 @@ def answer(loop: asyncio.AbstractEventLoop, ended: asyncio.Future[T], work: Call
     except Abandoned:
         raise
     except BaseException as error:  # noqa: BLE001  # also SystemExit of user code: the waiting task gets it
-        failure = error if isinstance(error, Exception) else ConductorError(one_line(error))
+        failure = error if isinstance(error, Exception) else ConductorError(reason_of(error))
         settle(loop, ended, failure=failure)
     else:
         settle(loop, ended, result)

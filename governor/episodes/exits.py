@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
-import traceback
 from typing import TYPE_CHECKING, Final
+
+from governor.failures import stack_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import NoReturn
+
+    from governor.failures import Reason
 
 SHOWN: Final = 8
 """Episodes that are listed; a vector may have thousands."""
@@ -37,16 +39,15 @@ def describe(where: str, episodes: Sequence[int]) -> str:
     return f"{where} of episode{'s' if len(episodes) > 1 else ''} {shown}{more}"
 
 
-def announce(report: Callable[[str, str], None]) -> None:
-    """From now on `report` gets the reason, in one line, and the stack before ``os._exit`` ends this process. It may block."""
+def announce(report: Callable[[Reason], None]) -> None:
+    """From now on `report` gets the reason, in one line, with the stack before ``os._exit`` ends this process. It may block."""
     leave, pid = os._exit, os.getpid()
 
     def announced(status: int = 0, /) -> NoReturn:
         describe_current = getattr(_thread, "describe_current", None)
         if os.getpid() == pid and describe_current is not None and (description := describe_current()):
-            stack = "".join(traceback.format_stack(sys._getframe(1)))  # noqa: SLF001  # inspect is slow to import
             with contextlib.suppress(Exception):  # the process exits all the same
-                report(f"os._exit({status}) in {description}", stack)
+                report(stack_of(threading.get_ident(), f"os._exit({status}) in {description}"))
         leave(status)
 
     os._exit = announced  # type: ignore[assignment]

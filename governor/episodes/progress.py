@@ -7,6 +7,7 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from governor.failures import traceback_of
 from governor.messages import EpisodeRecord
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class EpisodeProgress:
             value=self.value,
             steps=self.steps,
             seconds=monotonic() - self.began,
-            reason=reason,
+            reason=str(reason),
             values=dict(self.values),
+            traceback=traceback_of(reason),
         )

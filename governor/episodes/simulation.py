@@ -29,12 +29,13 @@ from governor import logs
 from governor.episodes.entries import in_daemon_thread, one_line
 from governor.episodes.finalizer import Finalizer
 from governor.episodes.records import episode_file
+from governor.episodes.records.tracebacks import Tracebacks
 from governor.episodes.rules.conditions import STRENGTH
 from governor.episodes.rules.evaluation import entropy
 from governor.episodes.rules.phase_rules import PhaseRules
 from governor.episodes.rules.seeds import episode_seed
 from governor.episodes.rules.statistics import summarize
-from governor.errors import ConductorError
+from governor.failures import reason_of, traceback_of
 from governor.messages import (
     Acknowledged,
     EpisodeEnded,
@@ -96,6 +97,7 @@ class Simulation:
         self._recorders: dict[int, StepRecorder] = {}
         self._unreported: list[EpisodeEnded] = []
         self._reported: Future[Acknowledged] = Future()
+        self._tracebacks = Tracebacks()
         self._began = monotonic()
         self._episodes = self._steps = 0
         """Ended in this process."""
@@ -174,23 +176,21 @@ class Simulation:
             nothing.set_result(Acknowledged())
             return nothing
         with self._condition:
-            marked = self._file.append(*marked)
+            marked = self._file.append(*map(self._tracebacks.take, marked))
             for record in marked:
                 self.apply_flow(self._rules.ended(record), end="until")
             self._episodes += len(marked)
             self._until_figures -= len(marked)
             self._steps += sum(record.steps for record in marked)
             self.finalizer.ended(self._rules.figures.ended, self._steps)
-            over = [
-                self._rules.schedule.ended(record.index) for record in marked if record.outcome != "cancelled"
-            ]
+            ended = self._rules.schedule.ended
+            over = [ended(record.index) for record in marked if record.outcome != "cancelled"]
             if any(over) and (not self.stopping or self._end == "until"):
                 self._end_stage()
             first = not self._unreported
             if first:
                 self._reported = self.ask(self._report_episodes(), stoppable=False)
-            phase = self.command.phase
-            self._unreported += [EpisodeEnded(phase=phase, episode=record) for record in marked]
+            self._unreported += [EpisodeEnded(phase=self.command.phase, episode=record) for record in marked]
             reported = self._reported
         if first:
             reported.add_done_callback(self._acknowledged)
@@ -351,13 +351,12 @@ class Simulation:
             await in_daemon_thread(partial(play, self, worker), name=name)
         except Exception as error:  # a worker's own fault ends the part with its reason, not in silence
             log.exception("simulation.worker_failed", worker=worker)
-            reason = error.reason if isinstance(error, ConductorError) else one_line(error)
-            self.break_off(f"worker {worker}: {reason}")
+            self.break_off(reason_of(error).within(f"worker {worker}"))
 
     async def _report_episodes(self) -> Acknowledged:
         """Reports all episodes that have ended before the event loop runs this, so short episodes share a report."""
         with self._condition:
-            events: list[ConductorEvent] = [*self._unreported]
+            events: list[ConductorEvent] = [*self._tracebacks.texts(), *self._unreported]
             self._unreported = []
             if self._until_figures <= 0:
                 figures = encode(self._rules.figures)
@@ -371,7 +370,7 @@ class Simulation:
         except CancelledError:
             self.stop(end="stopped")
         except Exception as error:  # noqa: BLE001  # from the link: the governor refused the event
-            self.break_off(one_line(error))
+            self.break_off(reason_of(error))
 
     async def _report_end(self, seconds: float) -> None:
         """`seconds` is the time during which episodes were played."""
@@ -385,16 +384,17 @@ class Simulation:
         figures = self._rules.figures
         metrics = summarize(figures, steps_per_second=self._steps / seconds if seconds else None)
         metrics |= self._rules.metrics | self.figures
-        if self.replays:
-            metrics["episodes_played_again"] = self.replays
+        metrics |= {"episodes_played_again": self.replays} if self.replays else {}
         await self.link.report(
             PartEndedReport(
                 phase=self.command.phase,
                 part="simulation",
                 end=self._end or "max_episodes",
                 failures=figures.bad + bool(self._fault),
-                first_failure=self._fault or figures.first_bad,
+                first_failure=str(self._fault) or figures.first_bad,
                 metrics=metrics,
+                fault=str(self._fault),
+                traceback=traceback_of(self._fault),
             )
         )
         os.close(self.stop_signal)

@@ -27,7 +27,7 @@ import msgspec
 
 from governor import logs
 from governor.errors import JournalError, RecordDamaged, text_of
-from governor.journal import record_check, schema
+from governor.journal import failures, record_check, schema
 from governor.journal.disk_reserve import is_full
 from governor.journal.readers import Readers
 from governor.journal.runs_table import RunsTable
@@ -328,6 +328,24 @@ class Journal(RunsTable):
         place = f"records of {kind}s of phase {phase}"
         for (data,) in self._rows(RECORDS_OF_PHASE, (uid, kind, phase, after)):
             yield from decoded(uid, place, data, type_)
+
+    def failed_events(self, uid: str, *, after: int = 0, phase: int | None = None) -> Iterator[RunEvent]:
+        """The events of rows with failures, above number `after`; of episodes and tasks those of one `phase`, if given."""
+        question = f"{EVENTS_OF_RUN}{failures.FAILED}"
+        for row in self._rows(question, (uid, after, phase, phase)):
+            yield from (event for event in read_events(row) if event.seq > after)
+
+    def causes(self, uid: str, phase: int) -> list[failures.Cause]:
+        """The causes of a phase's failures, in the order of the first one of each."""
+        return failures.causes(self._rows, uid, phase)
+
+    def traceback(self, uid: str, digest: str) -> str | None:
+        """None: it was not kept."""
+        question = (
+            "SELECT text FROM runs JOIN tracebacks ON run = position WHERE uid = ? AND tracebacks.digest = ?"
+        )
+        text: str | None = self._value(question, uid, digest)
+        return text
 
     def tasks_ended(self, uid: str, phase: int) -> int:
         """The number of runs of tasks of a phase that have ended."""

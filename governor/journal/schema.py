@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Final
 from governor import logs
 from governor.errors import JournalDamaged, JournalError
 from governor.files import put_in_place, temporary
+from governor.journal import failures
 from governor.journal.disk_reserve import no_room
 from governor.journal.excerpts import FUNCTIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-SCHEMA_VERSION: Final = 6
+SCHEMA_VERSION: Final = 7
 ENDED: Final = "typeof(ended_at) = 'real'"
 UNENDED: Final = "typeof(ended_at) <> 'real'"
 PRUNED: Final = "typeof(pruned_at) = 'real'"
@@ -106,7 +107,12 @@ CREATE INDEX events_of_kind ON events (run, kind) WHERE records IS NULL;
 this one: what follows from the records alone, kept so that nobody reads all of them again. `inherited` are those of the
 episodes that the run has from the one that it resumes, and no records of.
 """
-SCHEMA: Final = _RUNS + _INDICES + _RECORDS + _FIGURES
+_FAILURES: Final = f"""
+{failures.TABLES}
+ALTER TABLE events ADD COLUMN failures INTEGER NOT NULL DEFAULT 0;
+{failures.INDEX}
+"""
+SCHEMA: Final = _RUNS + _INDICES + _RECORDS + _FIGURES + _FAILURES
 MIGRATIONS: Final = {
     1: "ALTER TABLE runs ADD COLUMN parent TEXT;",
     2: f"""
@@ -139,8 +145,15 @@ ALTER TABLE runs ADD COLUMN seconds REAL;
 UPDATE runs SET phases = phases_of(spec), metrics = metrics_of(result), seconds = seconds_of(result) WHERE {KEPT};
 {_INDICES}
 """,  # noqa: S608  # our own schema
+    6: f"""
+{_FAILURES}
+UPDATE events SET failures = failures_packed(kind, coalesce(data, (SELECT records.data FROM records WHERE position = records)))
+    WHERE kind IN {failures.KINDS};
+""",  # noqa: S608  # our own schema
 }
-"""From each schema to the next one; ``packed(data)`` is `array_of_one`, the other functions are `excerpts.FUNCTIONS`."""
+"""From each schema to the next one; ``packed(data)`` is `array_of_one`, the other functions are `excerpts.FUNCTIONS` and
+`failures.failures_packed`.
+"""
 FAULTS: Final = 5
 """Faults that a check looks for; the first one is reported."""
 WAL_BYTES: Final = 16 << 20
@@ -215,6 +228,7 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
     if version < SCHEMA_VERSION:
         for name, function in (("packed", array_of_one), *FUNCTIONS.items()):
             connection.create_function(name, 1, function, deterministic=True)
+        connection.create_function("failures_packed", 2, failures.failures_packed, deterministic=True)
         steps = [MIGRATIONS[step] for step in range(version, SCHEMA_VERSION)] if version else [SCHEMA]
         try:
             connection.executescript(

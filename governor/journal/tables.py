@@ -16,6 +16,7 @@ import msgspec
 
 from governor import clock
 from governor.errors import NoSuchRun, RecordDamaged
+from governor.journal import failures
 from governor.journal.excerpts import metrics_of, phases_of
 from governor.journal.schema import LARGEST, UNENDED
 from governor.messages import EpisodeRecord, RunEvent, RunOutcome, RunResult, TaskRecord
@@ -94,7 +95,7 @@ _REMOVE: Final = (
     "DELETE FROM records WHERE position IN (SELECT position FROM records WHERE run = ?1 LIMIT ?2)",
     "DELETE FROM ended_episodes WHERE run = ?1 AND (phase, episode) IN (SELECT phase, episode FROM ended_episodes WHERE run = ?1 LIMIT ?2)",
     "DELETE FROM ended_tasks WHERE run = ?1 AND (phase, task, number) IN (SELECT phase, task, number FROM ended_tasks WHERE run = ?1 LIMIT ?2)",
-    "DELETE FROM figures WHERE run = ?1 AND ?2",
+    *(f"DELETE FROM {name} WHERE run = ?1 AND ?2" for name in ("figures", "causes", "tracebacks")),  # noqa: S608  # our own names
 )
 
 
@@ -153,16 +154,22 @@ class Transaction:
 
     def events(self, uid: str, kind: str, data: Sequence[dict[str, Any]]) -> None:
         """Records the next events of a run, all of one kind, in one row."""
-        self._insert_events(uid, kind, len(data), packed=msgspec.msgpack.encode(data))
+        self._insert_events(uid, kind, data)
 
     def _insert_events(
-        self, uid: str, kind: str, number: int, *, packed: bytes | None = None, records: int | None = None
+        self, uid: str, kind: str, items: Sequence[Any], *, records: int | None = None, phase: int = -1
     ) -> None:
-        numbers = self._numbers(uid)
+        """`items`: their data; or the records of a `phase`, in the row `records`."""
+        numbers, number = self._numbers(uid), len(items)
+        failed = failures.failed(kind, items)
+        packed = msgspec.msgpack.encode(items) if records is None else None
         self._connection.execute(
-            "INSERT INTO events (run, last, number, at, kind, data, records) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (numbers.run, numbers.last + number, number, clock.wall(), kind, packed, records),
+            "INSERT INTO events (run, last, number, at, kind, data, records, failures) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (numbers.run, numbers.last + number, number, clock.wall(), kind, packed, records, len(failed)),
         )
+        if failed:
+            numbered = ((numbers.last + 1 + place, items[place]) for place in failed)
+            failures.count_causes(self._connection, numbers.run, kind, numbered, phase=phase)
         numbers.last += number
         self.touched.add(uid)
 
@@ -225,8 +232,12 @@ class Transaction:
             (run, kind, phase, msgspec.msgpack.encode(fresh)),
         ).lastrowid
         if ended:
-            self._insert_events(uid, f"{kind}.ended", len(fresh), records=position)
+            self._insert_events(uid, f"{kind}.ended", fresh, records=position, phase=phase)
         return fresh
+
+    def traceback(self, uid: str, digest: str, text: str, *, first: bool) -> None:
+        """Stores a traceback that records have the digest of, as of `failures.keep_traceback`."""
+        failures.keep_traceback(self._connection, self._numbers(uid).run, digest, text, first=first)
 
     def figures(self, uid: str, phase: int, packed: bytes) -> None:
         """Keeps the running figures of a phase, of all its episodes that are on record now."""
@@ -271,7 +282,8 @@ class Transaction:
         inherited = "SELECT inherited FROM figures WHERE run = ? AND inherited IS NOT NULL"
         for (packed,) in self._connection.execute(inherited, (run,)):
             discarded["episodes"] += len(decoded(uid, "figures.inherited", packed, PhaseFigures).ended)
-        self._connection.execute("DELETE FROM figures WHERE run = ?", (run,))
+        for table in ("figures", "causes"):
+            self._connection.execute(f"DELETE FROM {table} WHERE run = ?", (run,))  # noqa: S608  # our own names
         self.event(uid, "run.restarted", {"discarded": discarded})
 
     def _not_yet_ended(self, statement: str, keys: Sequence[tuple[Any, ...]]) -> list[bool]:

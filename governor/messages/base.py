@@ -60,7 +60,9 @@ class Done(Message, frozen=True):
 
 
 def _plain(value: object) -> object:
-    """A section of the run file as plain data. Without pydantic there is none."""
+    """A section of the run file as plain data; without pydantic there is none. A kind of text as a text."""
+    if isinstance(value, str):
+        return str(value)
     sections = sys.modules.get("governor.units.sections")
     if sections is None or not isinstance(value, sections.Section):
         raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")

@@ -20,10 +20,18 @@ class ReadyReport(Message, frozen=True):
 
 
 class FailedReport(Message, frozen=True):
-    """The conductor cannot work and will exit; `reason` is one line, `traceback` goes to the log."""
+    """The conductor cannot work and will exit; `reason` is one line, `traceback` that of user code."""
 
     reason: str
     traceback: str = ""
+
+
+class TracebackSeen(Message, frozen=True):
+    """The text of a traceback; records that are reported after it have the digest alone. `first`: that of a cause."""
+
+    digest: str
+    text: str
+    first: bool = False
 
 
 class EpisodeEnded(Message, frozen=True):
@@ -64,12 +72,13 @@ class TaskAttemptEnded(Message, frozen=True):
     outcome: TaskOutcome
     error: str
     seconds: float
+    traceback: str = ""
 
 
 class PartEndedReport(Message, frozen=True):
     """The simulation or the task graph of a phase is over. `end` is the reason: ``max_episodes``, ``until``,
     ``tasks_done``, ``stopped``; `failures` counts episodes or tasks that ended badly; `first_failure` is one
-    line.
+    line. `fault` is a failure of the part itself, with its `traceback`.
     """
 
     phase: int
@@ -78,6 +87,8 @@ class PartEndedReport(Message, frozen=True):
     failures: int = 0
     first_failure: str = ""
     metrics: dict[str, float] = {}
+    fault: str = ""
+    traceback: str = ""
 
 
 class PartFinalizing(Message, frozen=True):
@@ -105,6 +116,7 @@ class Log(Message, frozen=True):
 ConductorEvent: TypeAlias = (
     ReadyReport
     | FailedReport
+    | TracebackSeen
     | EpisodeEnded
     | FiguresUpdated
     | TaskStarted

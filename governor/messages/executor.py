@@ -51,9 +51,46 @@ class Abort(Message, frozen=True):
 
 
 class Results(Message, frozen=True):
-    """Answered with the parts of a `RunResult`, then `Done`."""
+    """Answered with the parts of a `RunResult`, then `Done`. `so_far`: also of a run that has not ended."""
 
     uid: str
+    so_far: bool = False
+
+
+class ListFailures(Message, frozen=True):
+    """The failures of a run, or of one `phase`, in the order of their events, above number `after`. Answered with the parts of a
+    `FailureList`, then `Done`.
+    """
+
+    uid: str
+    phase: str | None = None
+    after: int = 0
+    limit: int = 20
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """`event` is its number in the run's record; `what` has failed: "episode 3", "task fit[0]", "attempt 1 of task fit[0]",
+    "conductor agent.walker", "simulation". `traceback` is a key of `FailureList.tracebacks`; "": there is none.
+    """
+
+    event: int
+    at: float
+    what: str
+    outcome: str
+    reason: str
+    phase: str | None = None
+    traceback: str = ""
+
+
+class FailureList(Message, frozen=True):
+    """`tracebacks` by the keys that the failures have; a key without a text: that traceback was not kept. `more`: there are later
+    ones, to be listed `after` the last of these.
+    """
+
+    uid: str
+    failures: tuple[Failure, ...]
+    tracebacks: dict[str, str] = {}
+    more: bool = False
 
 
 class GetCurves(Message, frozen=True):
@@ -332,6 +369,7 @@ ExecutorRequest: TypeAlias = (
     | Abort
     | Results
     | GetCurves
+    | ListFailures
     | Explain
     | ReadOutput
     | Prune
@@ -348,6 +386,7 @@ ExecutorReply: TypeAlias = (
     | RunList
     | RunResult
     | RunCurves
+    | FailureList
     | Explanation
     | OutputPage
     | Pruned

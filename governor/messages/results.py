@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class TaskRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The end of one run of a task. `value` is set when it is small and JSON-like, else `value_file` names a
     file below the run's folder. `cause` names the root task of an `upstream_failed`. `seconds` is the running
-    time of the last attempt.
+    time of the last attempt. `traceback` of the error; on record it is the digest of one that is stored once for the run.
     """
 
     task: str
@@ -30,6 +30,7 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     metrics: dict[str, float] = {}
     error: str = ""
     cause: str | None = None
+    traceback: str = ""
 
 
 class EndedRuns(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,12 +76,29 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     values: dict[str, float] = {}
     evaluation: int = 0
     metrics: dict[str, float] = {}
+    traceback: str = ""
+
+
+class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Failures of a phase with one cause: the type and the place of an exception, and its text without numbers. `kind`: what has
+    failed, an ``episode``, a ``task``, or the ``attempt`` of a task that was repeated. `number` of them; `first` is named as
+    "episode 3", `reason` and `event` (its number in the run's record) are its own. `others`: causes that were too many.
+    """
+
+    kind: str
+    number: int
+    outcome: str
+    reason: str
+    first: str
+    event: int
+    others: bool = False
 
 
 class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
     """A phase that began. `end`: why it ended; `episodes` and `task_outcomes`: how many episodes and task runs have ended with
     each outcome; `metrics` as `return_mean`. If there are too many task runs for `tasks`, it is empty and `tasks_file`, below
-    the run's folder, has a line of JSON for each.
+    the run's folder, has a line of JSON for each. `failures`: its causes, the most frequent ones first; `failed` is the number
+    of all; `first_failure` is one line.
     """
 
     name: str
@@ -91,17 +109,22 @@ class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[TaskRecord, ...] = ()
     task_outcomes: dict[str, int] = {}
     tasks_file: str | None = None
+    failures: tuple[FailureGroup, ...] = ()
+    failed: int = 0
+    first_failure: str = ""
 
 
 class RunResult(Message, frozen=True):
     """The end of a run. `parent` is the run that this one resumed. `seconds` in work, over all invocations of the daemon, by
     the monotonic clock, so changing the clock does not affect it; None in older records. `submitted_by`: `uid`, `gid` and `pid`
     of the process that submitted it, or its `address`; empty where that is not known.
+    the monotonic clock, so changing the clock does not affect it; None in older records. A run that has not ended is
+    ``in work``: its `reason` is what it waits for, and `ended_at` the time of the answer.
     """
 
     uid: str
     name: str
-    outcome: RunOutcome
+    outcome: RunOutcome | Literal["in work"]
     reason: str
     submitted_at: float
     started_at: float | None

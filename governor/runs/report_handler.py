@@ -148,6 +148,10 @@ class ReportHandler:
                 self._run.log.line(event.level, event.event, **about)
             case messages.FiguresUpdated(phase=phase, figures=figures):
                 await self._write(lambda transaction: transaction.figures(self._run.uid, phase, figures))
+            case messages.TracebackSeen(digest=digest, text=text, first=first):
+                await self._write(
+                    lambda transaction: transaction.traceback(self._run.uid, digest, text, first=first)
+                )
             case messages.ReadyReport(detail=detail):
                 if report.conductor == TASKS:
                     self._run.limits.task_conductor_ready()
@@ -167,7 +171,8 @@ class ReportHandler:
                     failures=event.failures,
                     first_failure=event.first_failure,
                 )
-                await handle(ended, detail={"metrics": event.metrics})
+                fault = {"fault": event.fault, "traceback": event.traceback} if event.fault else {}
+                await handle(ended, detail={"metrics": event.metrics, **fault})
 
     async def _write(self, change: Callable[[Transaction], T]) -> T:
         """Raises JournalError: the conductor receives no acknowledgement and sends its report again."""

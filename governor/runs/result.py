@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
+from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import msgspec
 
@@ -23,6 +23,7 @@ from governor.messages import COMPLETE, PhaseCurve, PhaseResult, RunCurves, RunO
 from governor.messages.figures import PhaseFigures
 from governor.runs import history
 from governor.runs.assignment import Assignment, Waiting
+from governor.runs import failures, history
 
 INLINE_BYTES: Final = 64 * 1024
 """Maximum size of a result in the journal; a larger one is in a file, and in the journal without its tasks."""
@@ -77,9 +78,14 @@ async def record_result(
 
 
 def build_result(
-    *, journal: Journal, assignment: Assignment, outcome: RunOutcome, reason: str, folder: Path
+    *,
+    journal: Journal,
+    assignment: Assignment,
+    outcome: RunOutcome | Literal["in work"],
+    reason: str,
+    folder: Path,
 ) -> RunResult:
-    """Phases that never began are left out. Raises LookupError, JournalError."""
+    """Phases that never began are left out. Of a run in work nothing is written. Raises LookupError, JournalError."""
     row = journal.run(assignment.uid)
     if row is None:
         raise LookupError(f"run {assignment.uid} is not in the journal")
@@ -129,7 +135,7 @@ def result_of_damaged(
 def _result(
     row: RunRow,
     *,
-    outcome: RunOutcome,
+    outcome: RunOutcome | Literal["in work"],
     reason: str,
     phases: tuple[PhaseResult, ...],
     folder: Path,
@@ -183,7 +189,7 @@ def _phase(
     index: int,
     events: dict[str, dict[str, Any]],
     *,
-    outcome: RunOutcome,
+    outcome: str,
     folder: Path,
 ) -> PhaseResult:
     phase = assignment.run.phases[index]
@@ -195,12 +201,13 @@ def _phase(
         end=events.get("phase.ended", {}).get("end", outcome),
         episodes=figures.outcomes,
         metrics=metrics or (summarize(figures) if figures.trained else {}),
-        **_tasks(journal.tasks(assignment.uid, index), folder, phase.name),
+        **_tasks(journal.tasks(assignment.uid, index), folder, phase.name, writes=outcome != "in work"),
+        **failures.of_phase(journal.causes(assignment.uid, index), events),
     )
 
 
-def _tasks(records: Iterator[TaskRecord], folder: Path, phase: str) -> dict[str, Any]:
-    """The fields of `PhaseResult` that tell of its tasks. Raises OSError."""
+def _tasks(records: Iterator[TaskRecord], folder: Path, phase: str, *, writes: bool) -> dict[str, Any]:
+    """The fields of `PhaseResult` that tell of its tasks; many are in a file, if it `writes` one. Raises OSError."""
     outcomes = Counter[str]()
 
     def counted() -> Iterator[TaskRecord]:
@@ -213,6 +220,9 @@ def _tasks(records: Iterator[TaskRecord], folder: Path, phase: str) -> dict[str,
     if len(first) <= MOST_TASKS:
         ordered = sorted(first, key=lambda record: (record.task, record.run))
         return {"tasks": tuple(ordered), "task_outcomes": dict(outcomes)}
+    if not writes:
+        deque(every, maxlen=0)
+        return {"task_outcomes": dict(outcomes)}
     path = folder / "results" / f"{name_of(phase)}.tasks.jsonl"
     lines = (
         json.dumps(msgspec.to_builtins(record)) for record in chain(first, every)

@@ -4,7 +4,7 @@
 
 * Transport: `broker_stage` a broker core with a clock that is a number.
 * Daemon: `api_world` the API for executors over a real broker; `serve_with_known_secret` a daemon with a secret that tests know.
-* Run file and results: `run_files` a complete run file; `run_results` results with few fields; `example_runs` runs an example.
+* Run file and results: `run_files` a complete run file; `run_results` results with few fields; `reasons` without their place; `example_runs` runs an example.
 * `tasks/`: `core_world` a scheduling core with simulated runners; on Ray `runner_world` runners without an engine, `channel_world`
   the peers of a channel, `scheduling` a shared scheduler, `gate` tasks that wait for a test's orders, `ends` a listener of a batch,
   `second_node` another Ray node. `conductor_specs` what a conductor gets at its start.

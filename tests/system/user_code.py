@@ -35,6 +35,15 @@ class Walker:
         self.steps = state["steps"]
 
 
+class Stumbler(Walker):
+    """Raises in some episodes."""
+
+    def act(self, observation, *, explore):
+        if self.space.np_random.random() < 0.05:
+            raise ValueError(f"stumbled over {self.steps}")
+        return super().act(observation, explore=explore)
+
+
 class Dies:
     """Exits while its conductor waits for the first action."""
 

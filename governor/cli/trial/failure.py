@@ -6,27 +6,10 @@ import bdb
 import os
 import signal
 import traceback
-from pathlib import Path
-from typing import Final
 
 from governor.cli.trial.output import note, say
 from governor.errors import ConductorError, ExitCode
-
-_LIBRARY: Final = Path(os.__file__).parent
-_MACHINERY: Final = (
-    "importlib/__init__.py",
-    "concurrent/futures/",
-    "asyncio/base_events.py",
-    "asyncio/events.py",
-    "asyncio/runners.py",
-    "selectors.py",
-)
-OURS: Final = (
-    f"{Path(__file__).parents[2]}{os.sep}",
-    "<frozen importlib",
-    *(f"{_LIBRARY}{os.sep}{name}" for name in _MACHINERY),
-)
-"""Frames of files that begin so are not shown: our own, those of Python's import, futures and event loops."""
+from governor.failures import HIDDEN
 
 
 class Signalled(SystemExit):
@@ -92,7 +75,7 @@ def show_traceback(error: BaseException) -> None:
     while todo:
         one = todo.pop()
         if one is not None:
-            users = [frame for frame in one.stack if not frame.filename.startswith(OURS)]
+            users = [frame for frame in one.stack if not frame.filename.startswith(HIDDEN)]
             one.stack = traceback.StackSummary.from_list(users)
             todo += [one.__cause__, one.__context__, *(one.exceptions or ())]
     say("".join(shown.format()).rstrip(), err=True)

@@ -31,7 +31,7 @@ class WrittenOff(Exception):
 class ExecutionContext(EpisodeProgress):
     """The state of an episode, for the watch: whose code runs (`where`), since when, until when at most, how far.
 
-    `owner` is the worker's number, `agent` the name of the agent that `where` refers to.
+    `owner` is the worker's number, `thread` the id of its thread, `agent` the name of the agent that `where` refers to.
     """
 
     owner: int
@@ -41,6 +41,7 @@ class ExecutionContext(EpisodeProgress):
     attribution: Attribution | None = None
     """What the worker prints is that of the episode; None in a vector, where several are under way."""
     phase: str = ""
+    thread: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def enter(self, where: str, *, seconds: float | None, index: int = -1, seed: int = 0) -> float:

@@ -28,6 +28,7 @@ from governor.episodes.local.parallel import ParallelWorker
 from governor.episodes.local.stepping import CLOSE_SECONDS, LocalEpisodeWorker, SeveralPlayers
 from governor.episodes.records.checkpoints import COPY_SECONDS
 from governor.errors import ConductorError
+from governor.failures import reason_of, stack_of
 from governor.output.attribution import Attribution
 
 if TYPE_CHECKING:
@@ -101,12 +102,14 @@ class InProcess:
         except ConductorError:
             raise
         except Exception as error:  # from user code or the disk
-            raise ConductorError(one_line(error)) from error
+            raise ConductorError(reason_of(error)) from error
 
     def play(self, simulation: Simulation, number: int) -> None:
         """Runs worker `number`."""
         contexts = self._contexts[number * self._vector : (number + 1) * self._vector]
         exits.set_description(partial(_describe_current, contexts))
+        for context in contexts:
+            context.thread = threading.get_ident()
         attribution = _attribution(contexts, phase=simulation.command.name)
         agent = next(iter(self._agents.values()))
         built = None
@@ -139,7 +142,7 @@ class InProcess:
             simulation.break_off(error.reason)
         except BaseException as error:  # the worker must be closed all the same
             log.exception("simulation.worker_failed", worker=context.owner)
-            simulation.break_off(f"worker {context.owner}: {one_line(error)}")
+            simulation.break_off(reason_of(error).within(f"worker {context.owner}"))
         worker.close()
         self._worker_finished(context)
 
@@ -155,7 +158,7 @@ class InProcess:
             try:
                 agent.save()
             except BaseException as error:  # noqa: BLE001  # user code, and the disk
-                self._simulation.break_off(f"agent {name!r} cannot be saved: {one_line(error)}")
+                self._simulation.break_off(reason_of(error).within(f"agent {name!r} cannot be saved"))
             context.leave()
 
     # -- the watch, in the event loop -----------------------------------------------------------------------
@@ -224,7 +227,7 @@ class InProcess:
         await asyncio.gather(
             *(self._save(agent) for name, agent in self._agents.items() if name not in hanging_agents)
         )
-        self._give_up(self._hang_reason(hung[0]))
+        self._give_up(stack_of(hung[0].thread, self._hang_reason(hung[0])))
 
     async def _save(self, agent: LocalAgent) -> None:
         try:
@@ -235,7 +238,8 @@ class InProcess:
 
     def _timed_out(self, context: ExecutionContext) -> EpisodeRecord:
         timeout = self._simulation.command.episode_timeout
-        return context.record("timed_out", f"longer than {timeout:g} s, and {self._culprit(context)} hangs")
+        reason = f"longer than {timeout:g} s, and {self._culprit(context)} hangs"
+        return context.record("timed_out", stack_of(context.thread, reason))
 
     def _hang_reason(self, context: ExecutionContext) -> str:
         if context.index < 0:

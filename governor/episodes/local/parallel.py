@@ -23,6 +23,7 @@ from governor.episodes.local.stepping import EpisodeSource, LocalEpisodeWorker, 
 from governor.episodes.spaces import finite_reward, flag
 from governor.episodes.transition import Transition
 from governor.errors import ConductorError
+from governor.failures import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -330,7 +331,7 @@ def _spaces_of(environment: Any, player: str) -> tuple[SpaceSpec, SpaceSpec]:
         try:
             space = getattr(environment, role)(player)
         except Exception as error:
-            raise ConductorError(f"{role}({player!r}): {one_line(error)}") from error
+            raise ConductorError(reason_of(error).within(f"{role}({player!r})")) from error
         found.append(spaces.describe(space, role=f"{role}({player!r})"))
     return found[0], found[1]
 

@@ -29,6 +29,7 @@ from governor.episodes.records.reports import EpisodeReports, EpisodeSink
 from governor.episodes.simulation import Paused
 from governor.episodes.transition import Transition
 from governor.errors import ConductorError
+from governor.failures import reason_of
 from governor.messages import COMPLETE
 
 if TYPE_CHECKING:
@@ -272,7 +273,7 @@ class LocalEpisodeWorker:
         except NotRecorded as error:
             return "failed", f"cannot record its steps: {error}"
         except BaseException as error:  # noqa: BLE001  # user code: any error is this episode's fault
-            return "failed", f"{context.where}: {one_line(_raised(error))}"
+            return "failed", reason_of(_raised(error)).within(context.where)
         if outcome in COMPLETE and monotonic() >= deadline:
             outcome = "timed_out"
         timeout = self._simulation.command.episode_timeout

@@ -83,7 +83,7 @@ class EpisodeFile:
 
     def _line(self, record: EpisodeRecord) -> bytes:
         line = {**msgspec.structs.asdict(record), **self._extra}
-        for name in ("values", "metrics"):
+        for name in ("values", "metrics", "traceback"):
             if not line[name]:
                 del line[name]
         return _encode(line) + b"\n"

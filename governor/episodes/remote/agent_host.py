@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from governor import logs
 from governor.episodes import exits, spaces
 from governor.episodes.arrays import WireError
-from governor.episodes.entries import Abandoned, load, one_line
+from governor.episodes.entries import Abandoned, load
 from governor.episodes.records import state_file
 from governor.episodes.remote import wire
 from governor.episodes.remote.agent_runtime import AgentEpisode, AgentRuntime
 from governor.episodes.remote.agent_session import AgentSession
 from governor.episodes.remote.thread_host import ThreadHost
 from governor.errors import ConductorError
+from governor.failures import reason_of
 from governor.output.attribution import Attribution
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class AgentHost(ThreadHost):
         except Abandoned:
             raise
         except BaseException as error:  # noqa: BLE001  # a senseless message must not end the thread, which serves all
-            return wire.encode(wire.FaultFrame(request.number, "agent", one_line(error)))
+            return wire.encode(wire.fault(request.number, "agent", reason_of(error)))
         finally:
             self._request = None
             runtime.working_on = ()

@@ -24,10 +24,11 @@ import numpy as np
 
 from governor.episodes import agents, exits
 from governor.episodes.conforming import copier
-from governor.episodes.entries import Abandoned, one_line
+from governor.episodes.entries import Abandoned
 from governor.episodes.records import state_file
 from governor.episodes.transition import Transition
 from governor.errors import ConductorError
+from governor.failures import Reason, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,7 +54,7 @@ class AgentEpisode:
     explore: bool = False
     learn: bool = False
     action: Any = None
-    fault: tuple[str, str] | None = None
+    fault: tuple[str, Reason] | None = None
 
     def attempt(self, where: str, call: Callable[..., object], *args: Any) -> None:
         """Runs user code: whatever it raises is this episode's fault."""
@@ -62,7 +63,7 @@ class AgentEpisode:
         except Abandoned:
             raise
         except BaseException as error:  # noqa: BLE001  # as above
-            self.fault = where, one_line(error)
+            self.fault = where, reason_of(error)
 
 
 class LearnInStep:
@@ -228,7 +229,7 @@ class AgentRuntime:
                     self._learned, actor, bound=max_staleness, name=self._name, reply=self._reply
                 )
             except Exception as error:
-                raise ConductorError(f"agent {entry!r}: no snapshot: {one_line(error)}") from error
+                raise ConductorError(reason_of(error).within(f"agent {entry!r}: no snapshot")) from error
         self._bound = max_staleness
 
     @property
@@ -253,7 +254,7 @@ class AgentRuntime:
             raise
         except BaseException as error:  # noqa: BLE001  # no snapshot, from user code
             for episode in episodes:
-                episode.fault = "agent.act", one_line(error)
+                episode.fault = "agent.act", reason_of(error)
             return 0
 
     def learn(
@@ -299,7 +300,7 @@ class AgentRuntime:
         last = AgentEpisode(b"")
         self.save(last)
         if last.fault is not None:
-            raise ConductorError(f"agent {self._source.entry!r} cannot be saved: {last.fault[1]}")
+            raise ConductorError(last.fault[1].within(f"agent {self._source.entry!r} cannot be saved"))
 
     def _enter(self, method: str, episodes: Sequence[AgentEpisode]) -> None:
         """Notes that the agent's code begins to run."""
@@ -319,7 +320,7 @@ class AgentRuntime:
         actions = agents.act_many(self._strategy.actor, self._conform, observations, explore=explore)
         for episode, action in zip(episodes, actions, strict=True):
             if isinstance(action, BaseException):
-                episode.fault = "agent.act", one_line(action)
+                episode.fault = "agent.act", reason_of(action)
             else:
                 episode.action = action
 

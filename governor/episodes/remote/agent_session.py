@@ -15,6 +15,7 @@ import numpy as np
 from governor.episodes.remote import wire
 from governor.episodes.remote.agent_runtime import AgentEpisode
 from governor.episodes.spaces import Discrete
+from governor.failures import Reason
 from governor.output.attribution import Attribution
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class AgentSession:
         episode = self._episodes.get(slot)
         if episode is None or episode.action is None:
             episode = self._episodes[slot] = AgentEpisode(self._name)
-            episode.fault = "agent.learn", "ValueError: a step without an action before it"
+            episode.fault = "agent.learn", Reason("ValueError: a step without an action before it")
         elif episode.learn:
             ends = bool(end & wire.TERMINATED), bool(end & wire.TRUNCATED)
             runtime.learn(episode, observation, reward, ends=ends)
@@ -74,7 +75,7 @@ class AgentSession:
     def _act(self, runtime: AgentRuntime, episode: AgentEpisode, number: int) -> bytes:
         version = 0 if episode.fault else runtime.act((episode,), explore=episode.explore)
         if episode.fault is not None:
-            return wire.encode(wire.FaultFrame(number, *episode.fault))
+            return wire.encode(wire.fault(number, *episode.fault))
         return wire.encode(wire.ActedFrame(number, episode.action, version))
 
     def _save(self, runtime: AgentRuntime, number: int) -> bytes | None:
@@ -113,7 +114,7 @@ class AgentSession:
 
         def answer() -> bytes:
             faults = [
-                wire.RowFault(row, *episode.fault)
+                wire.RowFault(row, episode.fault[0], str(episode.fault[1]), episode.fault[1].traceback)
                 for row, episode in (acting | ended).items()
                 if episode.fault is not None
             ]
@@ -124,5 +125,5 @@ class AgentSession:
 
 def _finished(number: int, episode: AgentEpisode) -> bytes:
     if episode.fault is not None:
-        return wire.encode(wire.FaultFrame(number, *episode.fault))
+        return wire.encode(wire.fault(number, *episode.fault))
     return wire.encode(wire.FinishedFrame(number))

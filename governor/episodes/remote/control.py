@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from governor.episodes.spaces import SpaceSpec  # noqa: TC001  # msgspec reads it at run time
+from governor.failures import Reason, reason_of
 from transport.errors import ConnectionLost, ServiceNotFound, WorkerLost
 
 if TYPE_CHECKING:
@@ -116,9 +117,13 @@ class Copy(Control, frozen=True):
 
 
 class Accepted(Control, frozen=True):
-    """Answer to `Release`, `ReportHang` and `Copy`. `slot` is the slot of a vector whose code hangs, if known."""
+    """Answer to `Release`, `ReportHang` and `Copy`. `slot` is the slot of a vector whose code hangs, if known; `stack`: where the
+    code that hangs is, with its place as of a reason.
+    """
 
     slot: int | None = None
+    place: str = ""
+    stack: str = ""
 
 
 class NotExpired(Control, frozen=True):
@@ -126,9 +131,19 @@ class NotExpired(Control, frozen=True):
 
 
 class Failed(Control, frozen=True):
-    """The request cannot succeed, and repeating it does not help; `reason` is one line."""
+    """The request cannot succeed, and repeating it does not help; `reason` is one line, `traceback` that of user code."""
 
     reason: str
+    traceback: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failed:
+        reason = reason_of(error)
+        return cls(reason=str(reason), traceback=reason.traceback)
+
+    @property
+    def why(self) -> Reason:
+        return Reason(self.reason, self.traceback)
 
 
 EnvironmentControl: TypeAlias = Acquire | Release

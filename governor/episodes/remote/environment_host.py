@@ -14,9 +14,10 @@ import numpy as np
 from governor.episodes import exits, spaces
 from governor.episodes.arrays import WireError
 from governor.episodes.conforming import first_observation, observer, stepper
-from governor.episodes.entries import Abandoned, Environment, make_environment, one_line
+from governor.episodes.entries import Abandoned, Environment, make_environment
 from governor.episodes.remote import wire
 from governor.episodes.remote.thread_host import ThreadHost
+from governor.failures import reason_of
 from governor.output.attribution import Attribution
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class EnvironmentHost(ThreadHost):
             raise
         except BaseException as error:  # noqa: BLE001  # user code: whatever it raises is this episode's fault
             where = "environment.step" if type(request) is wire.StepFrame else "environment.reset"
-            return wire.encode(wire.FaultFrame(request.number, where, one_line(error)))
+            return wire.encode(wire.fault(request.number, where, reason_of(error)))
         finally:
             self.current_slot = None
 
@@ -102,7 +103,8 @@ class EnvironmentHost(ThreadHost):
                 raise
             except BaseException as error:  # noqa: BLE001  # as in `_answer`
                 where = "environment.step" if stepping else "environment.reset"
-                faults.append(wire.RowFault(row, where, one_line(error)))
+                reason = reason_of(error)
+                faults.append(wire.RowFault(row, where, str(reason), reason.traceback))
             observations.append(observation)
             rewards.append(reward)
             ends.append(end)

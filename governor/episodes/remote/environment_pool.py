@@ -20,6 +20,7 @@ from governor import logs
 from governor.episodes.remote import control
 from governor.episodes.remote.control import Accepted, Acquire, Busy, Failed, Leased, NotExpired, Release
 from governor.errors import ConductorError
+from governor.failures import Reason, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,13 +103,14 @@ class EnvironmentPool:
             slot = lease.host.current_slot
             if request.due and slot not in request.due:
                 return NotExpired()
+            at = lease.host.stack("") if request.hung else Reason("")
             lease.host.lease = None
             del self._leases[request.lease]
             if request.hung:
                 self._quarantine(lease.host, request.hung)
             else:
                 self._start_replacement(lease.host)
-        return Accepted(slot=slot)
+        return Accepted(slot=slot, place=str(at), stack=at.traceback)
 
     async def close(self) -> None:
         for replacement in self._replacements:
@@ -163,7 +165,7 @@ class EnvironmentPool:
         try:
             host = await self._start_host()
         except ConductorError as error:
-            self._on_lost(f"no new environment for one that is gone: {error.reason}")
+            self._on_lost(reason_of(error).within("no new environment for one that is gone"))
             return
         async with self._changed:
             self._idle.append(host)

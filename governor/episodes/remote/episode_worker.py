@@ -33,6 +33,7 @@ from governor.episodes.remote.worker import (
     Stopped,
 )
 from governor.episodes.simulation import Paused
+from governor.failures import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,7 +92,7 @@ class EpisodeWorker(RemoteWorker):
             outcome: EpisodeOutcome = "cancelled" if isinstance(error, Stopped) else "crashed"
             for slot in self._slots:
                 for again in slot.retries:
-                    reason = "" if outcome == "cancelled" else str(error)
+                    reason = "" if outcome == "cancelled" else getattr(error, "reason", str(error))
                     self._end(self._new_attempt(slot, *again), outcome, reason)
                     if reason and len(self._slots) == 1:
                         self.simulation.break_off(reason)
@@ -175,7 +176,7 @@ class EpisodeWorker(RemoteWorker):
             return False
         if attempt.kind != wire.LAST:
             self._idle.append(attempt.slot)
-        self._end(attempt, "failed", f"{fault.where}: {fault.reason}")
+        self._end(attempt, "failed", Reason(fault.reason, fault.traceback).within(fault.where))
         return True
 
     def _end_in_time(self, attempt: EpisodeAttempt, outcome: EpisodeOutcome, reason: str = "") -> None:
@@ -233,11 +234,11 @@ class EpisodeWorker(RemoteWorker):
             raise RoundLost(f"the conductor of {channel.name} exited") from None
         if type(answer) is kind:
             return answer
-        where, reason = "wire", f"{type(answer).__name__} where {kind.__name__} was due"
+        reason = Reason(f"wire: {type(answer).__name__} where {kind.__name__} was due")
         if type(answer) is wire.FaultFrame:
-            where, reason = answer.where, answer.reason
+            reason = Reason(answer.reason, answer.traceback).within(answer.where)
         for attempt in list(asked):
-            self._end_in_time(attempt, "failed", f"{where}: {reason}")
+            self._end_in_time(attempt, "failed", reason)
         self._end_waiting()
         self._idle = [
             slot for slot in self._slots if all(attempt.slot is not slot for attempt in self._attempts)
@@ -281,7 +282,10 @@ class EpisodeWorker(RemoteWorker):
         slot = answer.slot if isinstance(answer, control.Accepted) else None
         overdue = [attempt for attempt in asked if attempt.deadline <= now]
         for attempt in [attempt for attempt in overdue if attempt.slot.number - first == slot] or overdue:
-            self._end(attempt, "timed_out", f"{self._overdue_reason}, and {channel.name} hangs")
+            reason = f"{self._overdue_reason}, and {channel.name} hangs"
+            if isinstance(answer, control.Accepted):
+                reason = Reason(reason + answer.place, answer.stack)
+            self._end(attempt, "timed_out", reason)
         raise RoundLost
 
     @property

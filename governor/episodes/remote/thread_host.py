@@ -24,8 +24,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from governor import logs
-from governor.episodes.entries import Abandoned, answer, call_in_loop, one_line, settle
+from governor.episodes.entries import Abandoned, answer, call_in_loop, settle
 from governor.errors import ConductorError
+from governor.failures import Reason, reason_of, stack_of
 from governor.message_stream import MessageStream, StreamClosed
 
 if TYPE_CHECKING:
@@ -84,6 +85,11 @@ class ThreadHost(ABC):
 
         with contextlib.suppress(ConductorError):  # the host was abandoned meanwhile
             self._call_soon(call)
+
+    def stack(self, reason: str) -> Reason:
+        """`reason` with the place where the thread is, and its stack; for any thread."""
+        thread = self._thread
+        return Reason(reason) if thread is None or thread.ident is None else stack_of(thread.ident, reason)
 
     @property
     def closed(self) -> bool:
@@ -166,7 +172,7 @@ class ThreadHost(ABC):
                     failure = (
                         error
                         if isinstance(error, ConductorError)
-                        else ConductorError(f"{self.name}: {one_line(error)}")
+                        else ConductorError(reason_of(error).within(self.name))
                     )
                     settle(loop, started, failure=failure)
                     return
@@ -176,7 +182,7 @@ class ThreadHost(ABC):
         except Abandoned:
             pass
         except BaseException as error:
-            self.fault = one_line(error)
+            self.fault = reason_of(error)
             log.exception("host.failed", host=self.name)
         finally:
             call_in_loop(loop, self.ended.set)

@@ -22,6 +22,8 @@ from governor.episodes.arrays import WireError, decode_hook, encode_hook
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from governor.failures import Reason
+
 
 class WireFrame(msgspec.Struct, frozen=True, array_like=True):
     """Root of everything on the data plane."""
@@ -91,10 +93,11 @@ class FinishedFrame(WireFrame, frozen=True, tag=9):
 
 
 class FaultFrame(WireFrame, frozen=True, tag=10):
-    """Answer to any request: `where` is ``environment.step``, ``agent.act`` and so on, `reason` one line."""
+    """Answer to any request: `where` is ``environment.step``, ``agent.act`` and so on, `reason` one line, `traceback` that of user code."""
 
     where: str
     reason: str
+    traceback: str = ""
 
 
 class SaveFrame(WireFrame, frozen=True, tag=11):
@@ -110,6 +113,7 @@ class RowFault(msgspec.Struct, frozen=True, array_like=True):
     row: int
     where: str
     reason: str
+    traceback: str = ""
 
 
 class ResetManyFrame(WireFrame, frozen=True, tag=12):
@@ -171,6 +175,11 @@ Answer: TypeAlias = (
 )
 
 encode = msgspec.msgpack.Encoder(enc_hook=encode_hook).encode
+
+
+def fault(number: int, where: str, reason: Reason) -> FaultFrame:
+    """The answer to a request whose user code has failed."""
+    return FaultFrame(number, where, str(reason), reason.traceback)
 
 
 def _decoder(kind: Any) -> Callable[[bytes], Any]:

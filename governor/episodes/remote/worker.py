@@ -21,6 +21,7 @@ from governor.episodes.records.reports import LINGER_SECONDS, EpisodeReports
 from governor.episodes.remote import control, wire
 from governor.episodes.remote.request_channel import Interrupted, Overdue, PeerLost, RequestChannel
 from governor.episodes.simulation import Paused
+from governor.failures import Reason
 from transport.errors import RequestError
 
 if TYPE_CHECKING:
@@ -39,7 +40,11 @@ log = logs.get_logger()
 
 
 class ConductorUnavailable(Exception):
-    """A conductor did not come back, or refused permanently; the text is the reason for the part's end."""
+    """A conductor did not come back, or refused permanently; `reason` is that of the part's end."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
 
 
 class NoFreeEnvironment(Exception):
@@ -60,7 +65,7 @@ def run(worker: RemoteWorker) -> None:
     except Stopped:
         log.debug("simulation.worker_stopped", worker=number)
     except ConductorUnavailable as error:
-        simulation.break_off(str(error))
+        simulation.break_off(error.reason)
     finally:
         worker.close()
 
@@ -115,9 +120,9 @@ class RemoteWorker(ABC):
             return
         if reason:
             name = self.simulation.command.agents[0]
-            self.simulation.break_off(f"agent {name!r} cannot be saved: {reason}")
+            self.simulation.break_off(reason.within(f"agent {name!r} cannot be saved"))
 
-    def _request_save(self, channel: RequestChannel) -> str:
+    def _request_save(self, channel: RequestChannel) -> Reason:
         """The reason why it could not be saved, in one line, or "". Raises PeerLost."""
         answer: wire.Answer | None = None
         try:
@@ -128,8 +133,8 @@ class RemoteWorker(ABC):
             answer = channel.wait_late(seconds=SAVE_SECONDS)
         if answer is None:
             self._report_hung(channel)
-            return f"it takes longer than {SAVE_SECONDS:g} s"
-        return answer.reason if isinstance(answer, wire.FaultFrame) else ""
+            return Reason(f"it takes longer than {SAVE_SECONDS:g} s")
+        return Reason(answer.reason, answer.traceback) if isinstance(answer, wire.FaultFrame) else Reason("")
 
     def _recorder_of(self, number: int) -> StepRecorder:
         if self._lease is None:
@@ -254,7 +259,7 @@ class RemoteWorker(ABC):
             case control.Busy():
                 raise NoFreeEnvironment(f"all {answer.pool} environments of the pool are in use")
             case control.Failed():
-                raise ConductorUnavailable(answer.reason)
+                raise ConductorUnavailable(answer.why)
             case _:
                 raise ConductorUnavailable(f"{service}: unexpected answer {type(answer).__name__}")
 

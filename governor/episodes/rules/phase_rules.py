@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from governor import logs
-from governor.episodes.entries import one_line
 from governor.episodes.records.checkpoints import Checkpoints, folder_of
 from governor.episodes.rules import evaluation
 from governor.episodes.rules.conditions import Goal, wall_clock
 from governor.episodes.rules.statistics import PhaseStatistics
 from governor.errors import ConductorError
+from governor.failures import reason_of
 from transport.errors import RequestError
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class PhaseRules:
         try:
             await keeping
         except (ConductorError, RequestError, OSError) as error:
-            reason = error.reason if isinstance(error, ConductorError) else one_line(error)
+            reason = reason_of(error)
             log.warning("checkpoint.not_taken", phase=self._command.name, reason=reason)
-            return f"cannot take a checkpoint: {reason}"
+            return reason.within("cannot take a checkpoint")
         return ""

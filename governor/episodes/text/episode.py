@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 from uuid import uuid4
 
 from governor import logs
-from governor.episodes.entries import one_line
 from governor.episodes.text.base_urls import session_id
 from governor.episodes.text.environments import user_calls
 from governor.episodes.text.environments.environment import EnvironmentFault, TextStep
 from governor.episodes.text.environments.process import TextProcess
-from governor.errors import GovernorError, UsageError
+from governor.errors import UsageError
+from governor.failures import Reason, reason_of
 from governor.output.attribution import attributed
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class TextEpisode:
                 record.outcome, record.reason = await self._play()
         except EnvironmentFault as fault:
             self._fault = fault.reason
-            record.outcome, record.reason = fault.outcome, f"environment: {fault.reason}"
+            record.outcome, record.reason = fault.outcome, reason_of(fault).within("environment")
         except (Exception, asyncio.CancelledError) as error:  # from user code: it ends this episode only
             if is_cancellation(error):
                 raise
@@ -151,7 +151,7 @@ class TextEpisode:
                 return
             if self._in_call:
                 self._fault = reason_of(error)
-            record.outcome, record.reason = "failed", f"{self._at}: {reason_of(error)}"
+            record.outcome, record.reason = "failed", reason_of(error).within(self._at)
 
     async def finish(self) -> None:
         """Releases and records, in bounded time. A fault of a hook or of the data manager fails an episode that was terminated or
@@ -281,9 +281,9 @@ async def bounded(component: str, call: Awaitable[None]) -> str:
     except (Exception, asyncio.CancelledError) as error:  # of user code: it ends this episode alone
         if is_cancellation(error):
             raise
-        reason = f"no end within {END_SECONDS:g} s" if limit.expired() else reason_of(error)
+        reason = Reason(f"no end within {END_SECONDS:g} s") if limit.expired() else reason_of(error)
         log.warning("episode.end_failed", at=component, reason=reason)
-        return f"{component}, after the end: {reason}"
+        return reason.within(f"{component}, after the end")
     return ""
 
 
@@ -291,9 +291,3 @@ def is_cancellation(error: BaseException) -> bool:
     """Whether this task is cancelled. User code may raise CancelledError for other reasons, for instance for its own task."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
-
-
-def reason_of(error: BaseException) -> str:
-    """The reason in one line; a GovernorError has it in `reason`."""
-    reason = getattr(error, "reason", None) if isinstance(error, GovernorError) else None
-    return reason or one_line(error)

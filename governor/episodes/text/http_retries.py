@@ -13,8 +13,8 @@ from email.utils import parsedate_to_datetime
 from math import isfinite
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from governor.episodes.entries import REASON_LENGTH
 from governor.errors import UsageError
+from governor.failures import REASON_LENGTH
 from transport.backoff import Backoff
 
 if TYPE_CHECKING:

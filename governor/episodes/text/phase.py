@@ -29,6 +29,7 @@ from governor.episodes.text.phase_pool import PhasePool
 from governor.episodes.text.sessions import DataManager
 from governor.episodes.text.usage import StoredUsage
 from governor.errors import ConductorError, GovernorError
+from governor.failures import reason_of
 from governor.index_ranges import IndexRanges
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class TextPhase:
         try:
             loop.run_until_complete(self._play(loop))
         except GovernorError as error:
-            self._simulation.break_off(getattr(error, "reason", "") or str(error))
+            self._simulation.break_off(reason_of(error) if getattr(error, "reason", "") else str(error))
         finally:
             loop.close()
 

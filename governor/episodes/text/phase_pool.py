@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from governor.episodes.entries import in_daemon_thread, one_line
 from governor.episodes.simulation import Paused
 from governor.episodes.text.actor_pool import ActorPool
+from governor.failures import traceback_of
 from governor.messages import EpisodeRecord
 
 if TYPE_CHECKING:
@@ -101,7 +102,8 @@ class PhasePool(ActorPool):
             value=record.total_reward,
             steps=record.steps,
             seconds=record.seconds,
-            reason=record.reason,
+            reason=str(record.reason),
+            traceback=traceback_of(record.reason),
         )
         self.sessions[index] = record.session_id
         try:

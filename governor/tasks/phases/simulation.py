@@ -33,6 +33,7 @@ from governor.episodes.records.episode_file import as_not_recorded
 from governor.episodes.remote.worker import MAX_ATTEMPTS
 from governor.episodes.rules.conditions import faults
 from governor.episodes.simulation import Paused, Simulation
+from governor.failures import Reason
 from governor.messages import TaskRecord, TaskSpec, encode
 from governor.messages.figures import PhaseFigures
 from governor.tasks.phases.sent_steps import SentSteps
@@ -249,7 +250,7 @@ class RaySimulation:
         reported: Future[Acknowledged] | None = None
         missing = [*range(len(indices) + 1)]
         lost: TaskRecord | None = None
-        ready = episodes.READY
+        ready: Any = episodes.READY
         while (ended := chunk.ended_episodes.get()) is not None:
             record, payload = ended
             if record.outcome != "succeeded":
@@ -265,7 +266,7 @@ class RaySimulation:
         if ready == episodes.WITHOUT_STATE:
             return self._play_chunk(indices, worker, with_state=True)
         if ready != episodes.READY:
-            self.simulation.break_off(ready)
+            self.simulation.break_off(Reason(*ready))
         elif missing:
             reported = self._left_over(chunk, missing, lost) or reported
         return reported
@@ -314,7 +315,7 @@ class RaySimulation:
                 simulation.loop.call_soon_threadsafe(self._ray_is_lost)
                 return None
         elif lost is not None and lost.outcome == "failed":
-            simulation.break_off(lost.error)
+            simulation.break_off(Reason(lost.error, lost.traceback))
             return None
         first, *others = missing
         self._requeue([wanted.indices[run - 1] for run in others])
@@ -343,7 +344,7 @@ class RaySimulation:
             log.warning("episode.crashed", index=index, attempt=self._tries[index], reason=lost.error)
             if self._tries[index] < MAX_ATTEMPTS:
                 return None
-            outcome, reason = "crashed", lost.error
+            outcome, reason = "crashed", Reason(lost.error, lost.traceback)
         elif simulation.stopping and run == chunk.begun:
             outcome, reason = "cancelled", ""
         else:

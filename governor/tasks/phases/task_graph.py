@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from governor import logs
+from governor.episodes.records.tracebacks import Tracebacks
 from governor.errors import ConductorError, JournalError
+from governor.failures import traceback_of
 from governor.journal.readers import values_of_tasks
 from governor.messages import Log, PartEndedReport, TaskAttemptEnded, TaskEnded, TaskStarted
 from governor.tasks.errors import GraphError
@@ -46,7 +48,7 @@ REPORTS_AT_ONCE: Final = 1024
 REPORTS_WAITING: Final = 16 * REPORTS_AT_ONCE
 """The queue is short where the journal is faster than the tasks; with the shortest ones it may be slower."""
 LINES_WAITING: Final = 4096
-"""Each has up to 4,000 characters; a traceback 20,000."""
+"""Each has up to 4,000 characters."""
 log = logs.get_logger()
 
 
@@ -78,6 +80,7 @@ class PhaseTasks(BatchListener):
         """Why it was stopped before it had begun."""
         self._is_over = False
         """Nothing is reported any more."""
+        self._tracebacks = Tracebacks()
         self._lines = 0
         """Queued log lines."""
         self._dropped = 0
@@ -165,31 +168,32 @@ class PhaseTasks(BatchListener):
     def attempt_ended(self, ended: AttemptEnded) -> None:
         self.progress += 1
         attempt = ended.attempt
-        self._queue_report(
-            TaskAttemptEnded(
-                phase=self.phase,
-                task=attempt.task.id,
-                run=ended.run,
-                attempt=attempt.number,
-                outcome=ended.outcome,
-                error=ended.error,
-                seconds=ended.seconds,
-            )
+        report = TaskAttemptEnded(
+            phase=self.phase,
+            task=attempt.task.id,
+            run=ended.run,
+            attempt=attempt.number,
+            outcome=ended.outcome,
+            error=str(ended.error),
+            seconds=ended.seconds,
+            traceback=traceback_of(ended.error),
         )
+        self._queue_report(self._tracebacks.take(report))
 
     def run_ended(self, record: TaskRecord, payload: bytes) -> None:
         del payload  # it is in a file of the run
         self.progress += 1
-        self._queue_report(TaskEnded(phase=self.phase, record=record))
+        self._queue_report(TaskEnded(phase=self.phase, record=self._tracebacks.take(record)))
 
     def line(self, attempt: Attempt, run: int, level: str, text: str) -> None:
+        if level == "traceback":
+            return  # it goes with the end of its run
         if self._lines >= LINES_WAITING:
             self._dropped += 1
             return
         self._lines += 1
         data = {"task": attempt.task.id, "run_id": run, "attempt": attempt.number, "text": text}
-        event = "task.traceback" if level == "traceback" else "task.log"
-        self._queue_report(Log(level=LEVELS.get(level, "info"), event=event, data=data))
+        self._queue_report(Log(level=LEVELS.get(level, "info"), event="task.log", data=data))
 
     def batch_ended(self, ended: BatchEnded) -> None:
         log.info("tasks.end", end=ended.end, failures=ended.failures, first_failure=ended.first_failure)
@@ -221,7 +225,7 @@ class PhaseTasks(BatchListener):
     def _queue_report(self, event: ConductorEvent) -> None:
         if self._is_over:
             return
-        self._reports.append(event)
+        self._reports += (*self._tracebacks.texts(), event)
         self._to_report.set()
         if len(self._reports) >= REPORTS_WAITING and not self._paused:
             self._pause(paused=True)

@@ -13,7 +13,7 @@ from governor.messages import EpisodeRecord
 CALL: Final = "governor.tasks.runner_process.episodes:play"
 READY: Final = ""
 WITHOUT_STATE: Final = "the agent's state is not visible"
-"""Results of the first run of a chunk; any other is the reason why its environment or agent cannot be built."""
+"""Results of the first run of a chunk; any other is why its environment or agent cannot be built, reason and traceback."""
 UNPREPARED: Final = "another runner was made ready"
 """Result in place of an episode: the prepared runner was lost with its node, and this one continues its chunk."""
 

@@ -29,6 +29,7 @@ from governor.episodes.records.recording import Columns, StepRecorder
 from governor.episodes.records.stream import streams_of
 from governor.episodes.rules.seeds import episode_seed
 from governor.errors import ConductorError
+from governor.failures import reason_of
 from governor.messages import Acknowledged, EpisodeRecord, decode_simulation
 from governor.tasks.api import TaskCancelled, TaskResult
 from governor.tasks.protocol.episodes import (
@@ -52,7 +53,7 @@ _player: Player | None = None
 
 
 def play(number: int, chunk: bytes, context: TaskContext) -> Any:
-    """The task. Its first run returns READY or the reason why not; the others an episode (`encode_episode`) or UNPREPARED."""
+    """The task. Its first run returns READY, WITHOUT_STATE, or reason and traceback of why not; the others an episode (`encode_episode`) or UNPREPARED."""
     if context.run_id == 0:
         return _in_thread(lambda: _make_ready(decode_chunk(chunk), context.run_folder))
     player = _player
@@ -76,7 +77,7 @@ def _in_thread(work: Callable[[], Any]) -> Any:
         return future.result()
 
 
-def _make_ready(chunk: EpisodeChunk, run_folder: Path) -> str:
+def _make_ready(chunk: EpisodeChunk, run_folder: Path) -> str | list[str]:
     global _player  # noqa: PLW0603  # a runner plays for one phase at a time
     key = chunk.part, chunk.resets
     if _player is not None and (_player.key != key or _player.replays < chunk.replays):
@@ -92,7 +93,8 @@ def _make_ready(chunk: EpisodeChunk, run_folder: Path) -> str:
             player.make()
         except ConductorError as error:
             player.close()
-            return error.reason
+            reason = reason_of(error)
+            return [str(reason), reason.traceback]
         _player = player
     _player.chunk = chunk
     return READY

@@ -15,6 +15,7 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -29,6 +30,7 @@ import ray
 
 from governor import logs
 from governor.errors import ConductorError
+from governor.failures import Reason, place_in, reason_of, utf8
 from governor.message_stream import MessageStream
 from governor.processes import kill_tree, prctl, user_folder
 from governor.processes.identity import ProcessIdentity
@@ -51,19 +53,15 @@ from governor.tasks.protocol.wire import (
 from governor.tasks.runner_process import calls, pickled, settings
 from governor.tasks.runner_process.cancellation import Cancellation
 from governor.tasks.runner_process.pickled import PREFIX
-from governor.tasks.runner_process.reports import RunnerReports, utf8
+from governor.tasks.runner_process.reports import RunnerReports
 
 if TYPE_CHECKING:
     from governor.tasks.protocol.wire import FromRunner, Input
     from governor.tasks.runner_process.settings import RunnerSettings
 
-OURS: Final = Path(__file__).parents[1]
-"""Stack frames of this folder are hidden from users."""
 Loaded: TypeAlias = tuple[Any, Any]
 """The callable of a task and its arguments."""
 ERROR_LENGTH: Final = 1500
-TRACEBACK_FRAMES: Final = 30
-TRACEBACK_LENGTH: Final = 20_000
 
 
 class Runner:
@@ -268,13 +266,9 @@ class Serving:
         return [*(File(name, data) for name, data in stored.files), over]
 
     def _failed(self, work: WorkItem, run: int, error: BaseException, seconds: float) -> Over:
+        reason = _reason_of(error, cancelled=self._cancellation.fired)
         return Over(
-            work.ticket,
-            run,
-            time.monotonic(),
-            seconds,
-            error=_one_line(error, cancelled=self._cancellation.fired),
-            traceback=_traceback(error),
+            work.ticket, run, time.monotonic(), seconds, error=str(reason), traceback=reason.traceback
         )
 
     def _inputs(self, work: WorkItem) -> dict[str, Any]:
@@ -368,27 +362,13 @@ def _copy(plain: Any) -> Any:
     return msgspec.msgpack.decode(msgspec.msgpack.encode(plain))
 
 
-def _one_line(error: BaseException, *, cancelled: bool) -> str:
-    """Type, message and source line of an exception; for SystemExit the code."""
+def _reason_of(error: BaseException, *, cancelled: bool) -> Reason:
+    """As `failures.reason_of`; for SystemExit the code."""
+    reason = reason_of(error, length=ERROR_LENGTH)
     if isinstance(error, TaskCancelled) or (cancelled and type(error).__name__ == "CancelledError"):
-        return "the task was cancelled"
-    try:
-        if isinstance(error, SystemExit):
-            return utf8(f"the task called sys.exit({error.code!r})"[:ERROR_LENGTH])
-        text = " ".join(str(error)[: 2 * ERROR_LENGTH].split())
-    except BaseException:  # noqa: BLE001  # a broken __str__ of user code
-        text = "(its message cannot be read)"
-    frames_of = traceback.extract_tb(error.__traceback__)
-    user = [frame for frame in frames_of if not Path(frame.filename).is_relative_to(OURS)]
-    line = f" ({Path(user[-1].filename).name}:{user[-1].lineno})" if user else ""
-    name = type(error).__name__
-    return utf8(f"{name}: {text[:ERROR_LENGTH]}{line}" if text else f"{name}{line}")
-
-
-def _traceback(error: BaseException) -> str:
-    """The traceback, cut at its beginning if too long: the message and the innermost frames remain."""
-    try:
-        text = "".join(traceback.format_exception(error)[-TRACEBACK_FRAMES:])
-    except BaseException:  # noqa: BLE001  # it runs code of the exception's class
-        text = "".join(traceback.format_tb(error.__traceback__)[-TRACEBACK_FRAMES:])
-    return utf8(text[-TRACEBACK_LENGTH:])
+        return Reason("the task was cancelled", reason.traceback)
+    if isinstance(error, SystemExit):
+        with contextlib.suppress(BaseException):  # a code may be any object of user code
+            called = f"the task called sys.exit({error.code!r})"[:ERROR_LENGTH]
+            return Reason(utf8(called) + place_in(reason), reason.traceback)
+    return reason

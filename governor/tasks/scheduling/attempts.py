@@ -16,6 +16,7 @@ import math
 from itertools import count
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from governor.failures import Reason, place_of
 from governor.tasks.protocol.wire import Begun, Over
 from governor.tasks.scheduling.bundles import Bundles
 from governor.tasks.scheduling.events import (
@@ -172,7 +173,11 @@ class Attempts:
 
     def _failed(self, job: Job, report: Over) -> None:
         """A run raised an exception."""
-        self.outcomes.fail(job, report.run, Termination("failed", report.error, seconds=report.seconds))
+        self.outcomes.fail(
+            job,
+            report.run,
+            Termination("failed", Reason(report.error, report.traceback), seconds=report.seconds),
+        )
         if not job.subtask.node.ended(report.run):
             job.failed = {report.run} if job.failed is None else job.failed
             job.failed.add(report.run)
@@ -192,6 +197,10 @@ class Attempts:
             self.outcomes.succeed(job, report)
         elif not late and termination.outcome != "cancelled":
             self._failed(job, report)
+        elif report.traceback:  # where it was when its time was over
+            place = place_of(report.traceback) if termination.outcome == "timed_out" else ""
+            error = Reason(termination.error + place, report.traceback)
+            job.termination = termination = termination._replace(error=error)
         over = report.dropped or job.position == len(job.attempt.runs)
         if slot.state == "dying" or not over:
             return

@@ -10,6 +10,7 @@ from collections import deque
 from itertools import count, islice
 from typing import TYPE_CHECKING, Final
 
+from governor.failures import traceback_of
 from governor.messages import TaskRecord
 from governor.tasks.scheduling.batch import Batch, SubTask, TaskNode
 from governor.tasks.scheduling.events import (
@@ -181,7 +182,8 @@ class Outcomes:
             outcome=termination.outcome,
             attempts=attempts,
             seconds=termination.seconds,
-            error=termination.error,
+            error=str(termination.error),
+            traceback=traceback_of(termination.error),
         )
         self._record(subtask.node, record)
 

@@ -65,7 +65,7 @@ def test_episodes(run):
     assert [one["outcome"] for one in found] == ["terminated", "terminated", "failed"]
     assert found[0] == {
         "phase": "train", "mode": "train", "index": 0, "worker": 0, "seed": 1, "outcome": "terminated", "value": 0.5,
-        "steps": 3, "seconds": 0.25, "reason": "", "values": None, "evaluation": 0,
+        "steps": 3, "seconds": 0.25, "reason": "", "values": None, "evaluation": 0, "traceback": None,
     }  # fmt: skip
     assert found[2]["value"] is None
     rows = list(csv.DictReader(io.StringIO(results("--format", "csv").stdout)))

@@ -1,7 +1,7 @@
 """The process of one text environment: `python -m governor.episodes.text.environments.child FD PARENT`, started by `process`.
 
 It reads the order and then calls from FD, one at a time, and writes one JSON answer for each: ``{"value": ...}`` or
-``{"fault": "one line"}``. It exits without the interpreter's clean-up, which threads of user code could block. It imports
+``{"fault": "one line", "traceback": "..."}``. It exits without the interpreter's clean-up, which threads of user code could block. It imports
 nothing of the side that starts it, which would cost each environment time and memory.
 
 User code runs in a fork. The process that was started is its supervisor: it exits after the fork has exited, on request, or
@@ -25,7 +25,8 @@ from functools import cache
 from multiprocessing import spawn
 from typing import Any, Final
 
-from governor.episodes.entries import load, one_line
+from governor.episodes.entries import load
+from governor.failures import reason_of
 from governor.message_stream import MessageStream, StreamClosed, framed
 from governor.output import capture
 from governor.output.attribution import Attribution
@@ -62,7 +63,8 @@ def main() -> None:
                         answer = {"value": call(environment, *order)}
                     data = json.dumps(answer, default=plain).encode()
                 except BaseException as error:  # noqa: BLE001 - user code: whatever it raises is its fault, SystemExit too
-                    data = json.dumps({"fault": one_line(error)}).encode()
+                    reason = reason_of(error)
+                    data = json.dumps({"fault": reason, "traceback": reason.traceback}).encode()
                 capture.flush()
                 sock.sendall(framed(data))
         close = getattr(environment, "close", None)

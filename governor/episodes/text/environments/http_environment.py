@@ -28,8 +28,9 @@ from governor.episodes.text.environments.environment import (
     step_of,
 )
 from governor.episodes.text.headers import checked as checked_headers
-from governor.episodes.text.http_retries import Retries, Retry, retry_after, status_reason
+from governor.episodes.text.http_retries import Retries, Retry, brief, retry_after, status_reason
 from governor.errors import UsageError
+from governor.failures import Reason, shortened, utf8
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -142,7 +143,10 @@ class HTTPEnvironment:
         else:
             if 200 <= response.status < 300:
                 return data
-            reason = f"{where}: {status_reason(response.status, data.decode(errors='replace'))}"
+            said = data.decode(errors="replace")
+            reason = Reason(
+                f"{where}: {status_reason(response.status, said)}", _answer(response.status, said)
+            )
             if response.status >= 500:
                 fault, least = EnvironmentUnreachable(reason), retry_after(response.headers)
             elif key and response.status == _CONFLICT and retry:
@@ -152,6 +156,15 @@ class HTTPEnvironment:
         if key and may_have_arrived and server not in connections.honour_keys:
             raise fault
         raise Retry(fault, least=least)
+
+
+def _answer(status: int, said: str) -> str:
+    """The server's whole answer, which stands in place of a traceback where the reason has a part of it."""
+    return (
+        shortened(utf8(f"HTTP {status}\n{said.rstrip()}"))
+        if "\n" in said.rstrip() or brief(said) != said
+        else ""
+    )
 
 
 async def _body(response: aiohttp.ClientResponse) -> bytes:

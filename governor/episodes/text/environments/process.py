@@ -32,6 +32,7 @@ from governor.episodes.text.environments.environment import (
     step_of,
 )
 from governor.episodes.text.environments.user_calls import run_to_completion
+from governor.failures import Reason
 from governor.message_stream import READ_BYTES, MessageBuffer, MessageTooLarge, framed
 from governor.output import capture
 from governor.processes import kill_ladder, kill_tree
@@ -179,7 +180,7 @@ class TextProcess:
             raise
         answer = decoded(data, where=where)
         if "fault" in answer:
-            raise EnvironmentFault(f"{where}: {answer['fault']}")
+            raise EnvironmentFault(Reason(answer["fault"], answer.get("traceback", "")).within(where))
         return answer["value"]
 
     def _break(self, fault: EnvironmentFault) -> EnvironmentFault:

@@ -80,7 +80,7 @@ async def test_a_module_that_cannot_be_imported_ends_each_run_and_nothing_else(w
     ("call", "error"),
     [
         ("bad_error", r"FileNotFoundError: /tmp/\udc80\udcff (runner_deeds.py:"),
-        ("unspeakable", "Unspeakable: (its message cannot be read)"),
+        ("unspeakable", "Unspeakable: (its text cannot be read"),
         ("nested_error", "RuntimeError: out (runner_deeds.py:"),
         ("endless_recursion", "RecursionError: maximum recursion depth exceeded"),
         ("bad_metric", r"the name of metric '\udc80' has no UTF-8 form"),

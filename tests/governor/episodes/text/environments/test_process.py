@@ -211,7 +211,7 @@ async def test_one_that_hangs_at_its_start():
 
 
 async def test_an_entry_that_is_none(start):
-    with pytest.raises(EnvironmentFault, match="start: ConductorError: entry 'nowhere:X' does not load"):
+    with pytest.raises(EnvironmentFault, match="start: entry 'nowhere:X' does not load"):
         await start("nowhere:X")
 
 

@@ -1,0 +1,117 @@
+"""The failures of a run as people ask for them: by cause in its result, one by one in `results --failures`.
+
+Nothing here reads more than the rows with failures: a run of ten million episodes answers at once if few of them have failed.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final
+
+from governor.errors import UsageError
+from governor.journal.failures import failed
+from governor.journal.tables import RECORD_OF
+from governor.messages import Failure, FailureGroup, FailureList
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from governor.journal.failures import Cause
+    from governor.journal.journal import Journal
+
+GROUPS: Final = 20
+"""Causes of a phase that are in the result of a run: the most frequent ones."""
+LIST_LIMIT: Final = 1_000
+"""Failures in one answer."""
+
+
+def of_phase(causes: Sequence[Cause], events: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The fields of `PhaseResult` that tell of failures. `events` as of `result.phase_events`."""
+    faults = [data for data in events.values() if data.get("fault")]
+    groups = [
+        FailureGroup(
+            kind="part", number=1, outcome="failed", reason=data["fault"], first=data["part"], event=0
+        )
+        for data in faults
+    ]
+    groups += [
+        FailureGroup(
+            kind=cause.kind,
+            number=cause.number,
+            outcome=cause.first.get("outcome", ""),
+            reason=_reason(cause.first),
+            first=_what(cause.kind, cause.first),
+            event=cause.event,
+            others=cause.others,
+        )
+        for cause in causes
+    ]
+    first = next((group for group in groups if group.kind != "attempt"), None)
+    return {
+        "failures": tuple(sorted(groups, key=lambda group: -group.number)[:GROUPS]),
+        "failed": sum(group.number for group in groups if group.kind != "attempt"),
+        "first_failure": f"{first.first}: {first.reason or first.outcome}" if first is not None else "",
+    }
+
+
+def page(journal: Journal, uid: str, *, phase: str | None, after: int, limit: int) -> FailureList:
+    """Blocks. Raises UsageError for a phase that has not begun, RecordDamaged, JournalError."""
+    names = {event.data["index"]: event.data["phase"] for event in journal.events_of(uid, ("phase.started",))}
+    wanted = next((index for index, name in names.items() if name == phase), None)
+    if phase is not None and wanted is None:
+        known = ", ".join(map(repr, names.values())) or "none"
+        raise UsageError(f"run {uid} has no phase {phase!r} that has begun: {known}")
+    found: list[Failure] = []
+    texts: dict[str, str] = {}
+    after = max(after, journal.last_event(uid, "run.restarted"))
+    for event in journal.failed_events(uid, after=after, phase=wanted):
+        item = event.data.get(RECORD_OF[event.kind], {}) if event.kind in RECORD_OF else event.data
+        index = event.data.get("phase")
+        if not failed(event.kind, [item]) or (wanted is not None and index != wanted):
+            continue
+        if len(found) == limit:
+            return FailureList(uid=uid, failures=tuple(found), tracebacks=texts, more=True)
+        key, text = _traceback(journal, uid, item.get("traceback", ""))
+        if text is not None:
+            texts[key] = text
+        found.append(
+            Failure(
+                event=event.seq,
+                at=event.at,
+                what=_what(event.kind, item),
+                outcome=item.get("outcome", "failed"),
+                reason=_reason(item),
+                phase=names.get(index) if index is not None else None,
+                traceback=key,
+            )
+        )
+    return FailureList(uid=uid, failures=tuple(found), tracebacks=texts)
+
+
+def _traceback(journal: Journal, uid: str, told: str) -> tuple[str, str | None]:
+    """Its key, and its text if that was kept. Events of conductors have the text itself: there are few."""
+    if "\n" in told:
+        return blake2b(told.encode(), digest_size=8).hexdigest(), told
+    return told, journal.traceback(uid, told) if told else None
+
+
+def _reason(item: Mapping[str, Any]) -> str:
+    """Of an episode, a task, a part, a conductor."""
+    if "exit_code" in item:
+        return str(item.get("reason") or f"its process ended with exit code {item['exit_code']}")
+    return str(item.get("fault") or item.get("reason") or item.get("error") or "")
+
+
+def _what(kind: str, item: Mapping[str, Any]) -> str:
+    """What has failed. `kind`: of an event, or as of `Cause`."""
+    match kind.partition(".")[0] if kind != "task.attempt_ended" else "attempt":
+        case "episode":
+            return f"episode {item.get('index')}"
+        case "task":
+            return f"task {item.get('task')}[{item.get('run')}]"
+        case "attempt":
+            return f"attempt {item.get('attempt')} of task {item.get('task')}[{item.get('run')}]"
+        case "conductor":
+            return f"conductor {item.get('conductor')}"
+        case _:
+            return str(item.get("part", ""))

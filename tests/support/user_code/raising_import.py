@@ -1,0 +1,3 @@
+"""It cannot be imported."""
+
+1 / 0  # noqa: B018
