@@ -20,6 +20,7 @@ import bench_broker
 import bench_calls
 import bench_curves
 import bench_daemon
+import bench_failures
 import bench_finalizing
 import bench_growth
 import bench_in_process
@@ -89,6 +90,7 @@ SECTIONS: tuple[tuple[str, Callable[[], list[Row]]], ...] = (
     ),
     ("Steps on record", bench_recording.measure),
     ("Steps become one file", bench_finalizing.measure),
+    ("Episodes that fail", bench_failures.measure),
     ("Language models in text environments", bench_text.measure),
     ("Broker, round trips of 100 bytes", bench_broker.rows),
     ("Processes and memory", bench_memory.measure),
