@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     "--by",
     type=click.Choice(["episode", "step", "time"]),
     help="The axis of the plot of --curve.  [default: episode]",
+)
+@click.option(
     "--failures",
     is_flag=True,
     help="List what has failed, with tracebacks, in the order in which it happened.",
@@ -83,26 +85,31 @@ def command(
     if as_json and form not in (None, "json"):
         raise UsageError(f"--json and --format {form} contradict each other")
     form = "json" if as_json else form or "table"
+    _require_fitting(
+        (curve is not None and any((rows, output)), "--curve goes without --of and --output"),
+        (curve is None and by is not None, "--by goes with --curve METRIC"),
+        (
+            failures and (any((rows, output, curve)) or form not in ("table", "json")),
+            "--failures lists failures alone: without --of, --curve, --output, and as table or json",
+        ),
+        (not failures and (limit, after) != (None, None), "--limit and --after go with --failures"),
+    )
     if curve is not None:
-        if rows is not None or output is not None:
-            raise UsageError("--curve goes without --of and --output")
         from governor.cli import curves  # noqa: PLC0415  # not for the result
 
         curves.show(broker, uid, curve, phase=phase, by=by, form=form)
         return
-    if by is not None:
-        raise UsageError("--by goes with --curve METRIC")
-    if rows is None and form in ("csv", "parquet"):
-        rows = "episodes"
     if failures:
-        if rows is not None or output is not None or form not in ("table", "json"):
-            raise UsageError("--failures lists failures alone: without --of, --output, and as table or json")
         _list_failures(broker, uid, phase=phase, limit=limit, after=after or 0, as_json=form == "json")
         return
-    if limit is not None or after is not None:
-        raise UsageError("--limit and --after go with --failures")
-    if rows is None and (phase is not None or output is not None):
-        raise UsageError("--phase and --output go with rows or --failures: say of what with --of")
+    if rows is None and form in ("csv", "parquet"):
+        rows = "episodes"
+    _require_fitting(
+        (
+            rows is None and any((phase, output)),
+            "--phase goes with rows, --curve or --failures, and --output with rows: say of what with --of",
+        )
+    )
     found = ask.ask(broker, lambda executor: executor.result(uid, so_far=True))
     if rows is not None:
         from governor.cli import exports  # noqa: PLC0415  # Arrow: not for the result alone
@@ -114,6 +121,13 @@ def command(
             from governor.cli import failures as listing  # noqa: PLC0415  # not for other runs
 
             listing.show_hint(found.uid, err=False)
+
+
+def _require_fitting(*faults: tuple[bool, str]) -> None:
+    """Raises UsageError for the first fault that is there."""
+    for is_there, fault in faults:
+        if is_there:
+            raise UsageError(fault)
 
 
 def _list_failures(

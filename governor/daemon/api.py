@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from governor.journal.journal import Journal
     from governor.journal.runs_table import RunLine, RunRow
     from governor.journal.tables import Transaction
-    from governor.messages import FailureList, RunResult
+    from governor.messages import FailureList, RunCurves, RunResult
     from governor.runs.active_run import RunContext
     from governor.runs.resume import KeptWork
     from transport.worker import Request
@@ -355,13 +355,11 @@ class DaemonApi:
         run_ended(result, submitted_by=result.submitted_by or None)
 
     async def _curves(self, request: Request, asked: GetCurves) -> Done:
-        def parts() -> list[bytes]:
+        def found() -> RunCurves:
             row = self._queries.find_sound(asked.uid)
-            return slices(encode(curves_of(self._journal, row, metric=asked.metric, phase=asked.phase)))
+            return curves_of(self._journal, row, metric=asked.metric, phase=asked.phase)
 
-        for part in await asyncio.to_thread(parts):
-            await request.partial(part)
-        return Done()
+        return await self._send(request, await asyncio.to_thread(found))
 
     async def _results(self, request: Request, uid: str, *, so_far: bool) -> Done:
         row = await self._journal.read(partial(self._queries.find_sound, uid))
@@ -388,7 +386,7 @@ class DaemonApi:
         return await self._send(request, await asyncio.to_thread(page, self._journal, uid))
 
     @staticmethod
-    async def _send(request: Request, answer: RunResult | FailureList) -> Done:
+    async def _send(request: Request, answer: RunCurves | RunResult | FailureList) -> Done:
         """In parts: it may be large."""
         for part in slices(encode(answer)):
             await request.partial(part)
@@ -397,8 +395,5 @@ class DaemonApi:
 
 def _sender(request: Request) -> dict[str, Any]:
     """Who sent a request, as the broker knows it; empty where it does not tell."""
-    return (
-        {}
-        if request.peer is None
-        else {key: value for key, value in asdict(request.peer).items() if value not in (None, "")}
-    )
+    known = {} if request.peer is None else asdict(request.peer)
+    return {key: value for key, value in known.items() if value not in (None, "")}

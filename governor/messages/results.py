@@ -62,7 +62,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The end of one episode. `index` counts from 0 within its phase; `value` is the undiscounted return: with several
     players the sum of theirs, which are in `values`. `evaluation` is the number of its evaluation, from 1, or 0 for none;
     the indices of evaluation episodes follow the last one of the phase. `metrics` are finite numbers of the user's code, by name:
-    figures of `info`, and means of what was reported.
+    figures of `info`, and means of what was reported. `traceback` as of a task.
     """
 
     index: int
@@ -118,8 +118,7 @@ class RunResult(Message, frozen=True):
     """The end of a run. `parent` is the run that this one resumed. `seconds` in work, over all invocations of the daemon, by
     the monotonic clock, so changing the clock does not affect it; None in older records. `submitted_by`: `uid`, `gid` and `pid`
     of the process that submitted it, or its `address`; empty where that is not known.
-    the monotonic clock, so changing the clock does not affect it; None in older records. A run that has not ended is
-    ``in work``: its `reason` is what it waits for, and `ended_at` the time of the answer.
+    A run that has not ended is ``in work``: its `reason` is what it waits for, and `ended_at` the time of the answer.
     """
 
     uid: str

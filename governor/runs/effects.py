@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from governor import logs
 from governor.errors import JournalError
@@ -35,6 +35,7 @@ from states.effects import (
 from transport.errors import TransportError
 
 if TYPE_CHECKING:
+    from governor.messages import RunOutcome
     from governor.processes.process import ChildProcess
     from governor.runs.active_run import ActiveRun
 
@@ -192,7 +193,7 @@ class EffectRunner:
             run.post(events.ResultFailed(*run.stamp, reason=str(error)))
             return
         run.log.result = result
-        run.post(events.ResultWritten(*run.stamp, outcome=result.outcome))
+        run.post(events.ResultWritten(*run.stamp, outcome=cast("RunOutcome", result.outcome)))  # it has ended
 
     async def _remove_traces(self) -> None:
         left: list[str] = []
