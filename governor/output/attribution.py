@@ -14,6 +14,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import threading
 import zlib
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -89,26 +90,28 @@ class ProcessAttribution:
         self.tagged = [0, 0]
         """Bytes that this process has written as records, to each spool: the others are raw."""
         self.fields = b""
+        self._lock = threading.Lock()
         self._spools = descriptors
         self._active: dict[Attribution, None] = {}
         self._since = (0, 0)
         self._page: mmap.mmap | None = None
         if page is not None:
             with page.open("x+b") as file:
-                file.truncate(PAGE_BYTES)
+                os.posix_fallocate(
+                    file.fileno(), 0, PAGE_BYTES
+                )  # on a full disk a write to a hole were a SIGBUS
                 self._page = mmap.mmap(file.fileno(), PAGE_BYTES)
             self._show()
 
     def begin(self, one: Attribution) -> None:
-        self._active[one] = None
-        self._switch(one.begun if len(self._active) == 1 else b"")
+        with self._lock:
+            self._active[one] = None
+            self._switch(one.begun if len(self._active) == 1 else b"")
 
     def end(self, one: Attribution) -> None:
-        self._active.pop(one, None)
-        try:
+        with self._lock:
+            self._active.pop(one, None)
             self._switch(next(iter(self._active)).begun if len(self._active) == 1 else b"")
-        except (StopIteration, RuntimeError):  # another thread has changed it meanwhile
-            self._switch(b"")
 
     def _switch(self, fields: bytes) -> None:
         if fields == self.fields:
@@ -142,8 +145,9 @@ class ProcessAttribution:
         self._spools = descriptors
 
     def leave(self) -> None:
-        """For a forked child: the page is its parent's."""
+        """For a forked child: the page is its parent's, and a thread that it does not have may hold the lock."""
         self._page = None
+        self._lock = threading.Lock()
 
 
 def read_page(data: bytes) -> tuple[tuple[int, int], bytes] | None:

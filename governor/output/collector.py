@@ -157,9 +157,9 @@ class Collector:
                 run.files.append(conductor, found)
                 self._count(found)
             if is_ending:
-                self._forget(uid, run)
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError):  # something else is in it
                     run.folder.rmdir()
+                self._forget(uid, run)
             return loud
 
     def _count(self, lines: list[OutputLine]) -> None:

@@ -27,6 +27,7 @@ COUNTED_BYTES: Final = 16 << 20
 IDLE_SECONDS: Final = 0.5
 """Until it is asked whether anybody can still write."""
 _PORTION: Final = 1 << 20
+_LEAST_PORTION: Final = 4096
 _MARK_BYTES: Final = 1024
 _KEEP_SIZE_PUNCH_HOLE: Final = 0x01 | 0x02
 """FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE."""
@@ -43,6 +44,7 @@ class SpoolReader:
         self.conductor = conductor
         self.lines_per_second = lines_per_second
         self.is_at_its_rate = False
+        self.idle_seconds = IDLE_SECONDS
         self.lines = SpoolLines(
             conductor=conductor, pid=pid, stream=list(spool.STREAMS).index(path.suffix[1:])
         )
@@ -55,7 +57,8 @@ class SpoolReader:
         self._offset = self._first_unread()
         self._lines_left = lines_per_second * BURST_SECONDS
         self._bytes_left = bytes_per_second * BURST_SECONDS
-        self._line_bytes = 64.0
+        self._line_bytes = 32.0
+        self._is_last = False
         self._read_at = self._grew_at = time.monotonic()
 
     def read(self, at: float, *, all_left: bool = False) -> list[OutputLine]:
@@ -69,12 +72,13 @@ class SpoolReader:
             self.is_at_its_rate = False
             return self.lines.late(at) if self.lines.is_waiting else []
         self._grew_at = now
-        allowed = int(min(self._bytes_left, self._lines_left * self._line_bytes * 1.2))
+        allowed = int(min(self._bytes_left, self._lines_left * self._line_bytes))
         if self._lines_left < min(100, self.lines_per_second) or allowed < _MARK_BYTES:
             allowed = 0
         backlog = size - self._offset
         self.is_at_its_rate = backlog > allowed
         found: list[OutputLine] = []
+        self._is_last = all_left
         if all_left:
             allowed = max(allowed, KEPT_BYTES)
         if backlog > 2 * max(allowed, KEPT_BYTES):  # the first and the newest lines are kept
@@ -92,21 +96,27 @@ class SpoolReader:
         return _in_order(found, at)
 
     def _read(self, allowed: int, at: float) -> list[OutputLine]:
-        if not allowed:
-            return []
-        data = self._data(allowed)
-        start = self._offset
-        self._offset += len(data)
-        lines = self.lines.feed(data, offset=start, at=at, page=self._page_now())
-        if lines:
-            self._line_bytes = max(0.5 * self._line_bytes + 0.5 * len(data) / len(lines), 8.0)
-        self._lines_left -= len(lines)
-        self._bytes_left -= len(data)
-        return lines
+        """The lines in the next bytes, at most so many; fewer once no line is left of the rate."""
+        found: list[OutputLine] = []
+        while allowed > 0:
+            portion = int(max(min(allowed, self._lines_left * self._line_bytes), _LEAST_PORTION))
+            data = self._data(min(portion, allowed))
+            start = self._offset
+            self._offset += len(data)
+            allowed -= len(data)
+            lines = self.lines.feed(data, offset=start, at=at, page=self._page_now())
+            found += lines
+            if lines:
+                self._line_bytes = len(data) / len(lines)
+            self._lines_left -= len(lines)
+            self._bytes_left -= len(data)
+            if not data or (self._lines_left < 1 and not self._is_last):
+                break
+        return found
 
     def is_over(self) -> bool:
         """Whether nobody can write any more. Asked only if it has not grown for a while."""
-        if time.monotonic() - self._grew_at < IDLE_SECONDS:
+        if time.monotonic() - self._grew_at < self.idle_seconds:
             return False
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

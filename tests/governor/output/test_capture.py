@@ -1,0 +1,252 @@
+"""What a process prints is in its spools, and what it belongs to."""
+
+import json
+import os
+import time
+
+import pytest
+
+from governor.output import attribution, spool
+from tests.support.output_world import lines_of, readers_of, started, texts
+
+
+def test_prints_of_python_c_and_subprocesses(tmp_path):
+    lines = lines_of(
+        tmp_path,
+        """
+import ctypes
+print("printed", 1)
+os.write(1, b"written\\n")
+os.system("echo started; echo on stderr >&2")
+ctypes.CDLL(None).printf(b"from C\\n")
+sys.stderr.write("told\\n")
+print("several\\nlines")
+""",
+    )
+    assert sorted(texts(lines)) == sorted(["printed 1", "written", "started", "from C", "several", "lines"])
+    assert sorted(texts(lines, "stderr")) == ["on stderr", "told"]
+
+
+def test_our_own_log_keeps_the_former_standard_error(tmp_path):
+    process = started(tmp_path, "os.write(former, b'ours'); print('theirs')")
+    assert process.communicate() == (b"", b"ours")
+
+
+def test_loggers_and_warnings_have_level_and_name(tmp_path):
+    lines = lines_of(
+        tmp_path,
+        """
+mine = logging.getLogger("mine")
+mine.setLevel(logging.INFO)
+mine.debug("below its level"); mine.info("without a handler"); logging.getLogger("x").info("below the root's")
+capture.logger().debug("of the context")
+warnings.warn("careful")
+for _ in range(3): warnings.warn("once")
+logging.basicConfig(level=logging.DEBUG, format="FORMAT %(message)s")
+mine.debug("below again"); mine.error("formatted"); capture.logger().info("not twice")
+""",
+    )
+    assert [(line.level, line.logger, line.text) for line in lines if line.level != "warning"] == [
+        ("info", "mine", "without a handler"),
+        ("debug", "context", "of the context"),
+        ("error", "mine", "FORMAT formatted"),
+        ("info", "context", "not twice"),
+    ]
+    warned = [line.text for line in lines if line.level == "warning" and line.logger == "py.warnings"]
+    assert [text.rpartition(": ")[2] for text in warned if "UserWarning" in text] == ["careful", "once"]
+
+
+def test_python_and_raw_output_belong_to_the_episode(tmp_path):
+    lines = lines_of(
+        tmp_path,
+        """
+os.write(1, b"raw before\\n")
+for number in range(4):
+    episode.begin(phase="train", episode=number)
+    if number % 2:
+        print("printed", number)
+        os.write(1, b"raw %d\\n" % number)
+episode.end()
+print("after")
+os.write(1, b"raw after\\n")
+""",
+    )
+    assert {line.text: line.episode for line in lines} == {
+        "raw before": None,
+        "printed 1": 1,
+        "raw 1": 1,
+        "printed 3": 3,
+        "raw 3": 3,
+        "after": None,
+        "raw after": None,
+    }
+    assert {line.phase for line in lines if line.episode} == {"train"}
+
+
+def test_each_thread_has_its_own_episode_and_raw_bytes_belong_to_neither(tmp_path):
+    lines = lines_of(
+        tmp_path,
+        """
+import threading
+both = threading.Barrier(2)
+def play(number):
+    mine = attribution.Attribution()
+    mine.begin(episode=number)
+    both.wait()
+    print("printed", number)
+    os.write(1, b"raw\\n")
+    both.wait()
+    mine.end()
+threads = [threading.Thread(target=play, args=(number,)) for number in (1, 2)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+""",
+    )
+    assert {(line.text, line.episode) for line in lines} == {
+        ("printed 1", 1),
+        ("printed 2", 2),
+        ("raw", None),
+    }
+
+
+def test_an_episode_that_prints_nothing_costs_no_write(tmp_path, monkeypatch):
+    descriptors = tuple(spool.create(tmp_path, "a@1-1", suffix) for suffix in spool.STREAMS)
+    process = attribution.ProcessAttribution(descriptors, tmp_path / "a@1-1.now")
+    monkeypatch.setattr(attribution, "_process", process)
+    one = attribution.Attribution()
+    seeks, seek = [], os.lseek
+    monkeypatch.setattr(os, "lseek", lambda *args: seeks.append(args) or seek(*args))
+    for number in range(100):
+        one.begin(episode=number)
+    assert len(seeks) == 200
+    assert [os.fstat(descriptor).st_size for descriptor in descriptors] == [0, 0]
+    page = attribution.read_page((tmp_path / "a@1-1.now").read_bytes())
+    assert page == ((0, 0), b'"episode":99,')
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("code", "left"),
+    [
+        ("os.write(1, b'whole\\nraw half')", "raw half"),
+        ("print('whole'); print('half a line', end='', flush=True)", "half a line"),
+        ("print('whole'); os.system('printf started')", "started"),
+    ],
+)
+def test_what_was_written_before_kill_9_is_there_also_within_a_line(tmp_path, code, left):
+    lines = lines_of(tmp_path, f"{code}\nos.kill(os.getpid(), 9)")
+    assert [(line.text, line.partial) for line in lines] == [("whole", False), (left, True)]
+
+
+def test_the_stack_of_a_crash_is_there(tmp_path):
+    lines = lines_of(tmp_path, "import ctypes; ctypes.string_at(0)")
+    assert any("Segmentation fault" in text for text in texts(lines, "stderr"))
+    assert any("string_at" in text for text in texts(lines, "stderr"))
+
+
+def test_descriptors_that_user_code_sends_elsewhere_or_closes(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    lines = lines_of(
+        tmp_path / "spools",
+        f"""
+keep, file = os.dup(1), os.open({str(elsewhere)!r}, os.O_WRONLY | os.O_CREAT)
+os.dup2(file, 1)
+print("there")
+os.system("echo there, too")
+os.dup2(keep, 1)
+print("here")
+os.close(1)
+print("after it was closed")
+file = open({str(elsewhere) + "2"!r}, "w")
+print("after a file has its number", file.fileno())
+file.write("untouched")
+file.close()
+sys.stdout.close()
+print("after close")
+sys.stdout = open(os.devnull, "w")
+print("nowhere")
+""",
+    )
+    assert texts(lines) == ["here", "after it was closed", "after a file has its number 1", "after close"]
+    assert elsewhere.read_text() == "there\nthere, too\n"
+    assert (tmp_path / "elsewhere2").read_text() == "untouched"
+
+
+def test_forks_and_children_of_multiprocessing(tmp_path):
+    lines = lines_of(
+        tmp_path,
+        """
+print("held", end="")
+if os.fork() == 0:
+    print("forked", os.getpid())
+    os._exit(0)
+os.wait()
+print(" and over")
+os.write(former, b"")
+""",
+    )
+    by_text = {line.text.split()[0]: line for line in lines}
+    assert by_text["forked"].text == f"forked {by_text['forked'].pid}"
+    assert by_text["held"].text == "held and over"
+    assert by_text["held"].pid != by_text["forked"].pid
+
+
+def test_much_text_at_once_is_not_a_record_for_each_line(tmp_path):
+    process = started(tmp_path, "episode.begin(episode=5); print('x\\n' * 100_000, end=''); print('end')")
+    process.communicate()
+    [_, out] = readers_of(tmp_path)
+    assert out.path.stat().st_size < 250_000
+    lines = out.finish(time.time())
+    assert len(lines) == 100_001
+    assert {line.episode for line in lines} == {5}
+    assert lines[-1].text == "end"
+
+
+def test_a_second_capture_takes_all_streams_to_new_spools_and_release_ends_it(tmp_path):
+    process = started(
+        tmp_path / "one",
+        f"""
+handler = logging.StreamHandler(sys.stderr)
+logging.getLogger("mine").addHandler(handler)
+print("first")
+capture.capture(Path({str(tmp_path / "two")!r}), conductor="b")
+print("second")
+logging.getLogger("mine").error("logged")
+os.system("echo sub")
+capture.release(former)
+print("free")
+""",
+    )
+    assert process.communicate() == (b"", b"free\n")
+
+    def said(folder):
+        return sorted(line.text for reader in readers_of(folder) for line in reader.finish(time.time()))
+
+    assert (said(tmp_path / "one"), said(tmp_path / "two")) == (["first"], ["logged", "second", "sub"])
+
+
+def test_a_full_disk_loses_lines_which_are_counted_and_raises_nothing(tmp_path):
+    process = started(
+        tmp_path,
+        """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+print("fits")
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+for _ in range(3): print("does not")
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+print("fits again")
+""",
+    )
+    assert process.communicate() == (b"", b"")
+    [_, out] = readers_of(tmp_path)
+    lines = out.finish(time.time())
+    assert [line.text for line in lines if not line.dropped] == ["fits", "fits again"]
+    assert [line.dropped for line in lines if line.dropped] == [(3, 0)]
+
+
+def test_a_fragment_is_json_whatever_is_in_it():
+    fields = {"task": 'a"\\\n\x1f\udcff', "run": 3, "more": 0.5}
+    assert json.loads(b"{%b}" % spool.fragment(**fields).rstrip(b",")) == fields

@@ -1,0 +1,127 @@
+"""The thread that collects the output of runs."""
+
+import os
+import shutil
+import time
+
+import pytest
+
+from governor.config import LogsConfig
+from governor.messages import ReadOutput
+from governor.output import reader, spool
+from governor.output.collector import Collector
+from tests.support.output_world import started
+
+
+@pytest.fixture
+def collector(tmp_path):
+    made = Collector(tmp_path, LogsConfig)
+    yield made
+    made.close()
+
+
+def run_in(folder, name):
+    (folder / name).mkdir()
+    return folder / name
+
+
+def texts(run):
+    return [line.text for line in reader.page_of(reader.folder_of(run), ReadOutput(uid=run.name)).lines]
+
+
+def seconds_until(condition):
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < 20.0
+        time.sleep(0.01)  # another thread writes a file
+    return time.monotonic() - began
+
+
+def test_a_line_is_there_within_a_second_while_its_process_goes_on(tmp_path, collector):
+    run = run_in(tmp_path, "one")
+    collector.begin(run)
+    process = started(spool.folder_of(run), "print('hello')\nprint('goes on', flush=True)\nsys.stdin.read()")
+    try:
+        seconds_until(lambda: texts(run) == ["hello", "goes on"])
+        process.stdin.write(b"x")
+    finally:
+        process.communicate()
+    collector.end("one")
+    assert not collector.is_collecting("one")
+    assert [path.name for path in reader.folder_of(run).iterdir()] == ["agent.walker.jsonl"]
+
+
+def test_the_delay_of_a_line_is_below_a_second(tmp_path, collector):
+    run = run_in(tmp_path, "one")
+    collector.begin(run)
+    descriptor = spool.create(spool.folder_of(run), "agent.a@7-1", "out")
+    delays = []
+    for number in range(5):
+        os.write(descriptor, b"%d\n" % number)
+        delays.append(seconds_until(lambda: str(number) in texts(run)))  # noqa: B023  # called at once
+    assert min(delays) < 1.0
+    os.close(descriptor)
+    collector.end("one")
+
+
+def test_two_runs_at_once_do_not_mix(tmp_path, collector):
+    runs = [run_in(tmp_path, name) for name in ("one", "two")]
+    for run in runs:
+        collector.begin(run)
+    processes = [
+        started(spool.folder_of(run), f"for i in range(1000): print('{run.name}', i)") for run in runs
+    ]
+    for process in processes:
+        process.communicate()
+    for run in runs:
+        collector.end(run.name)
+        assert texts(run) == [f"{run.name} {number}" for number in range(1000)]
+
+
+def test_a_collector_after_one_that_died_loses_nothing(tmp_path):
+    run = run_in(tmp_path, "one")
+    first = Collector(tmp_path, LogsConfig)
+    first.begin(run)
+    process = started(spool.folder_of(run), "print(1, flush=True)\nsys.stdin.read()\nprint(2)")
+    seconds_until(lambda: texts(run) == ["1"])
+    first.close()
+    process.communicate(b"")
+    second = Collector(tmp_path, LogsConfig)
+    seconds_until(lambda: not spool.folder_of(run).exists())
+    second.close()
+    assert texts(run) == ["1", "2"]
+
+
+def test_a_progress_bar_is_unfinished_until_it_is_over(tmp_path, collector):
+    run = run_in(tmp_path, "one")
+    collector.begin(run)
+    descriptor = spool.create(spool.folder_of(run), "agent.a@7-1", "err")
+    os.write(descriptor, b"\r10%\r20%")
+    seconds_until(lambda: [line.text for line in collector.unfinished("one")] == ["20%"])
+    assert texts(run) == []
+    os.close(descriptor)
+    collector.end("one")
+    assert texts(run) == ["20%"]
+    assert collector.unfinished("one") == []
+
+
+def test_a_run_whose_folder_was_removed_ends_and_others_go_on(tmp_path, collector):
+    gone, other = run_in(tmp_path, "gone"), run_in(tmp_path, "other")
+    collector.begin(gone)
+    collector.begin(other)
+    shutil.rmtree(gone)
+    collector.end("gone")
+    descriptor = spool.create(spool.folder_of(other), "agent.a@7-1", "out")
+    os.write(descriptor, b"hello\n")
+    os.close(descriptor)
+    collector.end("other")
+    assert texts(other) == ["hello"]
+
+
+def test_files_that_are_no_spools_are_left_alone(tmp_path, collector):
+    run = run_in(tmp_path, "one")
+    collector.begin(run)
+    for name in ("no-spool.out", "a@x-1.err", "a@1-1.txt", ".a@1-1.out"):
+        (spool.folder_of(run) / name).write_bytes(b"x\n")
+    collector.end("one")
+    assert texts(run) == []

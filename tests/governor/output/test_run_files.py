@@ -1,0 +1,152 @@
+"""The files of a run: bounded, first and last lines kept, what is missing counted."""
+
+from itertools import pairwise
+
+import msgspec
+import pytest
+
+from governor.errors import UsageError
+from governor.messages import OutputLine, ReadOutput
+from governor.output import reader
+from governor.output.run_files import RunFiles, dropped_of, files_in
+from tests.support.full_disk import full_beyond
+
+LIMIT = 1 << 20
+
+
+def line(number, conductor="agent.a", **more):
+    fields = {"at": float(number), "pid": 7, "stream": "stdout", "text": f"{number} {'x' * 200}"}
+    return OutputLine(conductor=conductor, **(fields | more))
+
+
+def read(folder, **asked):
+    """All lines, page by page, and the number of pages."""
+    pages, wanted = 0, ReadOutput(uid="u", **asked)
+    found = []
+    while True:
+        page = reader.page_of(folder, wanted)
+        found += page.lines
+        pages += 1
+        if not page.more:
+            return found, pages
+        wanted = msgspec.structs.replace(wanted, cursor=page.cursor)
+
+
+def size_of(folder):
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def test_the_first_and_the_last_lines_are_kept_within_the_limit(tmp_path):
+    files = RunFiles(tmp_path, limit=LIMIT)
+    for start in range(0, 20_000, 100):
+        files.append("agent.a", [line(number) for number in range(start, start + 100)])
+        assert size_of(tmp_path) < LIMIT + 30_000
+    lines, _ = read(tmp_path)
+    numbers = [int(one.text.split()[0]) for one in lines if not one.dropped]
+    [gap] = [one for one in lines if one.dropped]
+    first = numbers.index(next(b for a, b in pairwise(numbers) if b != a + 1))
+    assert (numbers[0], numbers[-1]) == (0, 19_999)
+    assert numbers[first] - numbers[first - 1] - 1 == gap.dropped[0] == 20_000 - len(numbers)
+    assert gap.dropped[1] > gap.dropped[0] * 200
+
+
+def test_what_was_dropped_before_is_counted_again_with_its_file(tmp_path):
+    files = RunFiles(tmp_path, limit=LIMIT)
+    for start in range(0, 20_000, 100):
+        lines = [line(number) for number in range(start, start + 100)]
+        files.append("agent.a", [line(start, dropped=(1000, 5000), text=""), *lines])
+    found, _ = read(tmp_path)
+    total = sum(one.dropped[0] if one.dropped else 1 for one in found)
+    assert total == 20_000 + 200 * 1000
+
+
+def test_a_loud_conductor_takes_nothing_from_a_quiet_one(tmp_path):
+    files = RunFiles(tmp_path, limit=LIMIT)
+    files.append("quiet", [line(number, "quiet") for number in range(1000)])
+    for start in range(0, 20_000, 100):
+        files.append("loud", [line(number, "loud") for number in range(start, start + 100)])
+    assert len([one for one in read(tmp_path)[0] if one.conductor == "quiet"]) == 1000
+    assert dropped_of(tmp_path, "loud").lines
+
+
+def test_files_of_an_earlier_daemon_are_continued(tmp_path):
+    for start in (0, 100):
+        RunFiles(tmp_path, limit=LIMIT).append("agent.a", [line(n) for n in range(start, start + 100)])
+    assert len(read(tmp_path)[0]) == 200
+    assert files_in(tmp_path) == {"agent.a": [0]}
+
+
+def test_a_full_disk_drops_lines_and_counts_them(tmp_path):
+    files = RunFiles(tmp_path, limit=LIMIT)
+    files.append("agent.a", [line(1)])
+    with full_beyond(1000):
+        files.append("agent.a", [line(2), line(3), line(4), line(5)])
+    files.append("agent.a", [line(6)])
+    found, _ = read(tmp_path)
+    assert [one.dropped or one.text.split()[0] for one in found] == ["1", (4, 808), "6"]
+
+
+def test_pages_are_in_the_order_of_time_and_go_on_where_the_last_one_ended(tmp_path):
+    files = RunFiles(tmp_path, limit=1 << 26)
+    for name, odd in (("a", 0), ("b", 1)):
+        files.append(name, [line(number, name) for number in range(odd, 10_000, 2)])
+    found, pages = read(tmp_path)
+    assert [int(one.text.split()[0]) for one in found] == list(range(10_000))
+    assert pages == 5
+    page = reader.page_of(tmp_path, ReadOutput(uid="u", cursor=_end(tmp_path)))
+    assert not page.lines
+    files.append("c", [line(10_000, "c")])
+    assert len(reader.page_of(tmp_path, ReadOutput(uid="u", cursor=page.cursor)).lines) == 1
+
+
+def _end(folder):
+    wanted = ReadOutput(uid="u")
+    while (page := reader.page_of(folder, wanted)).more:
+        wanted = msgspec.structs.replace(wanted, cursor=page.cursor)
+    return page.cursor
+
+
+def test_a_follower_whose_place_was_dropped_learns_how_much_is_missing(tmp_path):
+    files = RunFiles(tmp_path, limit=LIMIT)
+    files.append("agent.a", [line(number) for number in range(1000)])
+    cursor = _end(tmp_path)
+    for start in range(1000, 20_000, 100):
+        files.append("agent.a", [line(number) for number in range(start, start + 100)])
+    page = reader.page_of(tmp_path, ReadOutput(uid="u", cursor=cursor))
+    assert any(one.dropped for one in page.lines)
+
+
+def test_filters(tmp_path):
+    files = RunFiles(tmp_path, limit=LIMIT)
+    files.append(
+        "agent.a",
+        [
+            line(1, task="t"),
+            line(2, episode=0),
+            line(3, level="warning"),
+            line(4, level="error"),
+            line(5, level="level 35"),
+        ],
+    )
+    asked = {"task": "t", "episode": 0, "level": "warning", "since": 4.0}
+    found = {key: [one.at for one in read(tmp_path, **{key: value})[0]] for key, value in asked.items()}
+    assert found == {"task": [1.0], "episode": [2.0], "level": [3.0, 4.0, 5.0], "since": [4.0, 5.0]}
+
+
+def test_a_line_that_is_being_written_and_one_that_is_damaged(tmp_path):
+    RunFiles(tmp_path, limit=LIMIT).append("agent.a", [line(1)])
+    with (tmp_path / "agent.a.jsonl").open("ab") as file:
+        file.write(b'no json\n{"at":1')
+    assert len(read(tmp_path)[0]) == 1
+
+
+def test_names_of_conductors(tmp_path):
+    RunFiles(tmp_path, limit=LIMIT).append("agent.a", [line(1)])
+
+    def planned():
+        return ["agent.a", "environment.e"]
+
+    assert reader.conductors_named(tmp_path, "a", planned) == ["agent.a"]
+    assert reader.conductors_named(tmp_path, "environment.e", planned) == ["environment.e"]
+    with pytest.raises(UsageError, match=r"no conductor 'x'; it has agent\.a, environment\.e"):
+        reader.conductors_named(tmp_path, "x", planned)

@@ -1,0 +1,110 @@
+"""Spools are read at a bounded rate, once, and their space is freed."""
+
+import os
+import subprocess
+import time
+
+import pytest
+
+from governor.output import spool
+from tests.support.output_world import readers_of
+
+
+@pytest.fixture
+def out(tmp_path):
+    descriptor = spool.create(tmp_path, "agent.a@7-1", "out")
+    yield descriptor
+    os.close(descriptor)
+
+
+def numbers(lines):
+    return [int(line.text) for line in lines if not line.dropped]
+
+
+def test_what_was_read_takes_no_space(tmp_path, out):
+    [reader] = readers_of(tmp_path)
+    for _ in range(20):
+        os.write(out, b"x" * 99_999 + b"\n")
+        assert reader.read(time.time())
+    assert os.fstat(out).st_size == 2_000_000
+    assert os.fstat(out).st_blocks * 512 < 100_000
+    reader.close()
+
+
+def test_a_reader_that_follows_another_goes_on_where_that_stopped(tmp_path, out):
+    [first] = readers_of(tmp_path)
+    os.write(out, b"1\n2\n")
+    assert numbers(first.read(time.time())) == [1, 2]
+    os.write(out, b"3\n")
+    first.close()
+    [second] = readers_of(tmp_path)
+    assert numbers(second.read(time.time())) == [3]
+    assert second.read(time.time()) == []
+    second.close()
+
+
+def test_of_a_burst_the_first_and_the_last_lines_are_kept_and_the_others_counted(tmp_path, out):
+    [reader] = readers_of(tmp_path, lines_per_second=100, bytes_per_second=1 << 14)
+    os.write(out, b"".join(b"%d\n" % number for number in range(200_000)))
+    lines = reader.read(time.time())
+    lines += reader.finish(time.time())
+    kept = numbers(lines)
+    assert (kept[0], kept[-1]) == (0, 199_999)
+    [gap] = [line for line in lines if line.dropped]
+    assert gap.dropped[0] > 150_000
+    assert len(kept) + gap.dropped[0] == pytest.approx(200_000, abs=2)  # the lines at its edges are cut
+
+
+def test_a_process_at_its_rate_is_read_no_faster(tmp_path, out, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    [reader] = readers_of(tmp_path, lines_per_second=100)
+    reader.read(0.0)
+    read = 0
+    for _ in range(50):
+        now += 1.0
+        os.write(out, b"".join(b"%06d\n" % number for number in range(10_000)))
+        read += len([line for line in reader.read(now) if not line.dropped])
+    assert 4_000 < read < 8_000  # 10 s at once, then 50 s
+    reader.close()
+
+
+def test_a_spool_is_over_when_no_process_holds_it_open_also_none_that_was_started(tmp_path):
+    descriptor = spool.create(tmp_path, "agent.a@7-1", "out")
+    with subprocess.Popen(["sleep", "60"], stdout=descriptor) as heir:
+        os.close(descriptor)
+        [reader] = readers_of(tmp_path)
+        reader.idle_seconds = 0.0
+        assert not reader.is_over()
+        heir.kill()
+    assert reader.is_over()
+    assert reader.finish(time.time()) == []
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_spool_that_was_emptied_is_read_from_its_beginning(tmp_path, out):
+    [reader] = readers_of(tmp_path)
+    os.write(out, b"1\n2\n")
+    reader.read(time.time())
+    os.ftruncate(out, 0)
+    os.write(out, b"3\n")
+    assert numbers(reader.read(time.time())) == [3]
+    reader.close()
+
+
+def test_where_space_cannot_be_freed_a_spool_that_was_read_is_emptied(tmp_path, out, monkeypatch):
+    [reader] = readers_of(tmp_path)
+    monkeypatch.setattr("governor.output.spool_reader._libc.fallocate", lambda *_: -1)
+    for number in range(30):
+        os.write(out, b"x" * 99_999 + b"\n" + b"%d\n" % number)
+        assert reader.read(time.time())[-1].text == str(number)
+    assert os.fstat(out).st_size < 1_500_000
+    reader.close()
+
+
+def test_raw_lines_are_not_shown_behind_what_python_wrote_after_them(tmp_path, out):
+    os.write(out, b"raw\n" + spool.record(b"", b"tagged"))
+    [reader] = readers_of(tmp_path)
+    raw, tagged = reader.read(time.time() + 5.0)
+    assert (raw.text, raw.at) == ("raw", tagged.at)
+    reader.close()
