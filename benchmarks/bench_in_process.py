@@ -146,9 +146,11 @@ def bare_vector(world: World, seconds: float) -> float:
 
 
 class Instance:
-    """A broker, somebody who takes reports, and a simulation controller in a process of its own."""
+    """A broker, somebody who takes reports, and a simulation controller in a process of its own, which runs `program`."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: str = PROGRAM) -> None:
+        self._program = program
+        self.pid = 0
         self._governor = Governor()
         self._stack = AsyncExitStack()
         self._phase = 0
@@ -177,7 +179,8 @@ class Instance:
         )
         path = folder / "spec"
         path.write_bytes(encode(spec))
-        child = subprocess.Popen([sys.executable, "-c", PROGRAM, str(path)], cwd=HERE.parent)  # noqa: ASYNC220  # once, before anything is timed
+        child = subprocess.Popen([sys.executable, "-c", self._program, str(path)], cwd=HERE.parent)  # noqa: ASYNC220  # once, before anything is timed
+        self.pid = child.pid
         stack.callback(child.wait)
         stack.callback(child.kill)
         await self._governor.next(ReadyReport)

@@ -1,0 +1,156 @@
+"""What the output of user code costs: a step whose process is captured, beside one that is not; and one run that prints a
+million lines a minute, for the run beside it and for the daemon. Takes about a minute: `python benchmarks/bench_output.py`.
+
+Sides take turns, and a ratio is the median of the turns' ratios. CPU time is that of the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import bench_in_process
+import psutil
+from bench_steps import HERE, PROGRAM
+from gymnasium import spaces
+from step_agent import TrivialAgent
+from support.instance import Instance
+from support.rows import Row, p50, spread, table
+
+PAIRS = 20
+TURNS = 6
+LINES_PER_SECOND = 1_000_000 / 60
+UNCAPTURED = (
+    "import os; from governor.output import capture; capture.capture = lambda *_, **__: os.dup(2);" + PROGRAM
+)
+WORLD = bench_in_process.World(what="a pole that falls", agent="step_agent:TrivialAgent", made=TrivialAgent)
+"""About ten steps an episode: what is done for each episode shows."""
+
+
+class Printing:
+    """Prints while there is a file `loud`."""
+
+    observation_space = action_space = spaces.Discrete(2)
+
+    def __init__(self, *, loud: str) -> None:
+        self._loud = loud
+
+    def reset(self, *, seed: int | None = None) -> tuple[int, dict[str, Any]]:
+        del seed
+        return 0, {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        due = time.perf_counter()
+        for _ in range(100):
+            if os.path.exists(self._loud):  # noqa: PTH110  # without a Path for each step
+                for number in range(int(LINES_PER_SECOND / 100)):
+                    print("line", number, "of what nobody reads that fast", action)
+            due += 0.01
+            time.sleep(max(0.0, due - time.perf_counter()))
+        return 0, 0.0, False, True, {}
+
+
+async def of_a_step(seconds: float = 0.5) -> Row:
+    """CPU time of a step in a captured process, as a part of that in another."""
+    async with (
+        bench_in_process.Instance() as captured,
+        bench_in_process.Instance(UNCAPTURED) as free,
+    ):
+        sides = (captured, free)
+        for side in sides:
+            await side.play(WORLD, seconds)
+        ratios = []
+        for pair in range(PAIRS):
+            cost = {}
+            for side in sides if pair % 2 else sides[::-1]:
+                process = psutil.Process(side.pid)
+                before = process.cpu_times()
+                metrics = await side.play(WORLD, seconds)
+                after = process.cpu_times()
+                used = after.user + after.system - before.user - before.system
+                cost[side] = used / (metrics["steps_mean"] * metrics["episodes_terminated"])
+            ratios.append(cost[captured] / cost[free])
+    return Row(
+        what="CPU time of a step in process, captured: part of one that is not",
+        figure=p50(ratios),
+        unit="",
+        at_most=1.03,
+        note=f"{spread(ratios, '')}; {PAIRS} pairs",
+    )
+
+
+async def beside_a_loud_run(seconds: float = 3.0) -> list[Row]:
+    """Episodes a second of a run while another prints, as a part of those while it does not; and the daemon's CPU time."""
+    with tempfile.TemporaryDirectory(prefix="gb-") as folder:
+        loud = Path(folder) / "loud"
+        async with Instance(slots=2) as instance:
+            await instance.executor.submit(_run("bench_output:Printing", {"loud": str(loud)}), folder=HERE)
+            uid = await instance.executor.submit(_run("gymnasium:CartPole-v1", {}), folder=HERE)
+            daemon = psutil.Process(instance.daemon_pid)
+
+            async def rate() -> tuple[float, float]:
+                """Episodes a second, and the daemon's part of a core."""
+                ended, cpu, began = await _ended(instance, uid), daemon.cpu_times(), time.perf_counter()
+                await asyncio.sleep(seconds)
+                passed = time.perf_counter() - began
+                used = daemon.cpu_times()
+                return (
+                    (await _ended(instance, uid) - ended) / passed,
+                    100 * (used.user + used.system - cpu.user - cpu.system) / passed,
+                )
+
+            await rate()
+            ratios, parts = [], []
+            for _ in range(TURNS):
+                quiet, idle = await rate()
+                loud.touch()
+                beside, busy = await rate()
+                loud.unlink()
+                ratios.append(beside / quiet)
+                parts.append(busy - idle)
+    return [
+        Row(
+            what="episodes a second beside a run that prints 1 million lines a minute: part of those beside a silent one",
+            figure=p50(ratios),
+            unit="",
+            at_least=0.95,
+            note=spread(ratios, ""),
+        ),
+        Row(
+            what="CPU of the daemon for 1 million lines a minute",
+            figure=p50(parts),
+            unit="% of a core",
+            at_most=5.0,
+            note=spread(parts, ""),
+        ),
+    ]
+
+
+async def _ended(instance: Instance, uid: str) -> int:
+    return (await instance.executor.status(uid)).runs[0].episodes_ended
+
+
+def _run(entry: str, params: dict[str, Any]) -> dict[str, Any]:
+    simulate = {"environment": "e", "agents": ["a"], "episodes": 1_000_000, "transport": "in_process"}
+    return {
+        "name": "output",
+        "conductors": {
+            "environments": {"e": {"entry": entry, "params": params}},
+            "agents": {"a": {"entry": "step_agent:TrivialAgent"}},
+        },
+        "phases": [{"name": "eval", "mode": "eval", "simulate": simulate}],
+    }
+
+
+def measure() -> list[Row]:
+    return [asyncio.run(of_a_step()), *asyncio.run(beside_a_loud_run())]
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(HERE.parent))
+    print(table(measure()))
