@@ -18,7 +18,7 @@ import threading
 import zlib
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from governor.output import spool
 
@@ -27,8 +27,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PAGE_BYTES: Final = 4096
+READER_BYTES: Final = 16
+"""At its end, for the collector."""
 _HEAD: Final = struct.Struct("<II")
-"""Length and CRC of what follows: the offset of each spool, and a fragment."""
+"""Length and CRC of what follows the episode: the offset of each spool, and a fragment."""
+_EPISODE: Final = struct.Struct("=q")
+"""Negative: none. Written alone, in one piece, where nothing else changes."""
 _SINCE: Final = struct.Struct("<QQ")
 
 
@@ -39,41 +43,49 @@ class Attribution:
 
     def __init__(self, describe: Callable[[], Mapping[str, str | float]] | None = None) -> None:
         self.begun = b""
+        """A fragment: all but the episode."""
+        self.episode = -1
+        self._given: dict[str, str | float] = {}
         self._describe = describe
 
     @property
     def fields(self) -> bytes:
         """A fragment, for what the thread prints now."""
-        return self.begun if self._describe is None else spool.fragment(**self._describe())
+        if self._describe is not None:
+            return spool.fragment(**self._describe())
+        return _with_episode(self.begun, self.episode)
 
     def bind(self) -> None:
         """What the calling thread (or asyncio task) prints is described by this."""
         _thread.set(self)
 
-    def begin(self, **fields: str | float) -> None:
-        """As `bind`; and raw bytes of the process belong to `fields` from now on.
+    def begin(self, *, episode: int = -1, **fields: str | float) -> None:
+        """As `bind`; and raw bytes of the process belong to `fields` from now on. An `episode` after another costs least.
 
         Keys: `phase`, `episode`, `evaluation`; `task`, `run`, `attempt`.
         """
         if _process is not None:
-            _thread.set(self)
-            self.begin_raw(**fields)
+            if _thread.get() is not self:
+                _thread.set(self)
+            self.begin_raw(episode=episode, **fields)
 
-    def begin_raw(self, **fields: str | float) -> None:
+    def begin_raw(self, *, episode: int = -1, **fields: str | float) -> None:
         """Raw bytes of the process belong to `fields` from now on; what threads print belongs to what it did before."""
         if _process is not None:
-            self.begun = spool.fragment(**fields)
+            if fields != self._given:
+                self._given, self.begun = fields, spool.fragment(**fields)
+            self.episode = episode
             _process.begin(self)
 
     def end(self) -> None:
         """What follows belongs to nothing in particular."""
         if _process is not None:
-            self.begun = b""
+            self._given, self.begun, self.episode = {}, b"", -1
             _process.end(self)
 
 
 @contextmanager
-def attributed(**fields: str | float) -> Iterator[None]:
+def attributed(**fields: Any) -> Iterator[None]:
     """As `Attribution.begin`, for what is done within."""
     one = Attribution()
     one.begin(**fields)
@@ -89,10 +101,11 @@ class ProcessAttribution:
     def __init__(self, descriptors: tuple[int, int], page: Path | None) -> None:
         self.tagged = [0, 0]
         """Bytes that this process has written as records, to each spool: the others are raw."""
-        self.fields = b""
+        self._fields, self._episode = b"", -1
         self._lock = threading.Lock()
         self._spools = descriptors
         self._active: dict[Attribution, None] = {}
+        self._alone: Attribution | None = None
         self._since = (0, 0)
         self._page: mmap.mmap | None = None
         if page is not None:
@@ -103,36 +116,54 @@ class ProcessAttribution:
                 self._page = mmap.mmap(file.fileno(), PAGE_BYTES)
             self._show()
 
+    @property
+    def fields(self) -> bytes:
+        """A fragment, for what a thread of user code prints."""
+        return _with_episode(self._fields, self._episode)
+
     def begin(self, one: Attribution) -> None:
+        if self._alone is one and one.begun is self._fields and self._page is not None:
+            out, err = self._spools
+            if (os.lseek(out, 0, os.SEEK_END), os.lseek(err, 0, os.SEEK_END)) == self._since:
+                self._episode = one.episode
+                _EPISODE.pack_into(self._page, _HEAD.size, one.episode)
+                if self._alone is one:
+                    return
         with self._lock:
             self._active[one] = None
-            self._switch(one.begun if len(self._active) == 1 else b"")
+            self._switch()
 
     def end(self, one: Attribution) -> None:
         with self._lock:
             self._active.pop(one, None)
-            self._switch(next(iter(self._active)).begun if len(self._active) == 1 else b"")
+            self._switch()
 
-    def _switch(self, fields: bytes) -> None:
-        if fields == self.fields:
+    def _switch(self) -> None:
+        one = self._alone = next(iter(self._active)) if len(self._active) == 1 else None
+        fields, episode = (one.begun, one.episode) if one is not None else (b"", -1)
+        if (fields, episode) == (self._fields, self._episode):
+            self._fields = fields
             return
         out, err = self._spools
         sizes = (os.lseek(out, 0, os.SEEK_END), os.lseek(err, 0, os.SEEK_END))
-        old, self.fields = self.fields, fields
+        old = self.fields
+        self._fields, self._episode = fields, episode
         if self._page is None or sizes != self._since:
             tagged, self.tagged = self.tagged, [0, 0]
             for index in (0, 1):
                 if sizes[index] - self._since[index] != tagged[index]:
                     self._write(index, spool.mark(old, self._since[index]))
                 if self._page is None:
-                    self._write(index, spool.mark(fields))
+                    self._write(index, spool.mark(self.fields))
             self._since = sizes
         self._show()
 
     def _show(self) -> None:
         if self._page is not None:
-            body = (_SINCE.pack(*self._since) + self.fields)[: PAGE_BYTES - _HEAD.size]
-            self._page[: _HEAD.size + len(body)] = _HEAD.pack(len(body), zlib.crc32(body)) + body
+            room = PAGE_BYTES - _HEAD.size - _EPISODE.size - READER_BYTES
+            body = (_SINCE.pack(*self._since) + self._fields)[:room]
+            head = _HEAD.pack(len(body), zlib.crc32(body)) + _EPISODE.pack(self._episode)
+            self._page[: len(head) + len(body)] = head + body
 
     def _write(self, index: int, data: bytes) -> None:
         try:
@@ -152,13 +183,19 @@ class ProcessAttribution:
 
 def read_page(data: bytes) -> tuple[tuple[int, int], bytes] | None:
     """The offset of each spool, and the fragment that raw bytes behind it belong to; None while it is being written."""
-    if len(data) < _HEAD.size:
+    if len(data) < _HEAD.size + _EPISODE.size:
         return None
     length, crc = _HEAD.unpack_from(data)
-    body = data[_HEAD.size : _HEAD.size + length]
+    [episode] = _EPISODE.unpack_from(data, _HEAD.size)
+    start = _HEAD.size + _EPISODE.size
+    body = data[start : start + length]
     if length < _SINCE.size or zlib.crc32(body) != crc:
         return None
-    return _SINCE.unpack_from(body), body[_SINCE.size :]
+    return _SINCE.unpack_from(body), _with_episode(body[_SINCE.size :], episode)
+
+
+def _with_episode(fields: bytes, episode: int) -> bytes:
+    return fields if episode < 0 else b'%b"episode":%d,' % (fields, episode)
 
 
 _process: ProcessAttribution | None = None

@@ -209,13 +209,19 @@ def capture(folder: Path, *, conductor: str, has_page: bool = True) -> int | Non
     """
     global _place  # noqa: PLW0603  # as of `attribution`
     stem = spool.new_stem(conductor)
+    page = folder / f"{stem}.{spool.NOW}" if has_page else None
     with contextlib.ExitStack() as made:
+        if page is not None:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            made.callback(page.unlink, missing_ok=True)
+        process = attribution.ProcessAttribution(
+            (-1, -1), page
+        )  # before the spools: their reader looks for its page
         spools = []
         for suffix in SUFFIXES:
             spools.append(spool.create(folder, stem, suffix))
             made.callback(os.close, spools[-1])
-        page = folder / f"{stem}.{spool.NOW}" if has_page else None
-        process = attribution.ProcessAttribution((spools[0], spools[1]), page)
+        process.use((spools[0], spools[1]))
         made.pop_all()
     try:
         former: int | None = os.dup(2)

@@ -4,7 +4,7 @@ Rules:
 1. It looks at all spools several times a second while a run is at work; a line is in the run's files within half a second.
 2. Each process has a rate, of lines and of bytes. Of what it writes beyond it the newest is read, the rest is skipped and
    counted. All processes together have a rate of lines, too, so that the daemon's time is bounded.
-3. What was read is freed on disk at once. Where the file system cannot do that, a spool that was read to its end is emptied.
+3. What was read is freed on disk while a process goes on, and costs others no time at the disk.
 4. A spool that nobody holds open any more is read to its end and removed. So are those that an earlier daemon left.
 """
 
@@ -156,6 +156,8 @@ class Collector:
                 found.sort(key=lambda line: line.at)
                 run.files.append(conductor, found)
                 self._count(found)
+            for reader in run.spools.values():
+                reader.done()
             if is_ending:
                 with contextlib.suppress(OSError):  # something else is in it
                     run.folder.rmdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import struct
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +25,8 @@ KEPT_BYTES: Final = 64 << 10
 """Of what is skipped the newest so many are not, while the rate allows no line."""
 COUNTED_BYTES: Final = 16 << 20
 """Skipped at once; of more the number of lines is an estimate."""
+FREED_BYTES: Final = 4 << 20
+"""What was read is freed in portions of so many."""
 IDLE_SECONDS: Final = 0.5
 """Until it is asked whether anybody can still write."""
 _PORTION: Final = 1 << 20
@@ -31,6 +34,10 @@ _LEAST_PORTION: Final = 4096
 _MARK_BYTES: Final = 1024
 _KEEP_SIZE_PUNCH_HOLE: Final = 0x01 | 0x02
 """FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE."""
+
+_READ: Final = struct.Struct("=Q")
+_READ_AT: Final = (PAGE_BYTES - 16, PAGE_BYTES - 8)
+"""Where the page says how far each spool was read."""
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -53,21 +60,21 @@ class SpoolReader:
         self._bytes_per_second = bytes_per_second
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._page = _opened(path.with_suffix(f".{spool.NOW}"))
-        self._frees = True
-        self._offset = self._first_unread()
+        self._can_punch = True
+        self._offset = self._freed = self._done = self._first_unread()
         self._lines_left = lines_per_second * BURST_SECONDS
         self._bytes_left = bytes_per_second * BURST_SECONDS
         self._line_bytes = 32.0
-        self._is_last = False
         self._read_at = self._grew_at = time.monotonic()
 
     def read(self, at: float, *, all_left: bool = False) -> list[OutputLine]:
         """The lines that were written since, at `at` (seconds since 1970); with `all_left` regardless of the rate."""
+        self.done()
         size = os.fstat(self._file).st_size
         now = time.monotonic()
         self._refill(now)
         if size < self._offset:  # somebody has emptied it
-            self._offset = 0
+            self._offset = self._freed = 0
         if size == self._offset:
             self.is_at_its_rate = False
             return self.lines.late(at) if self.lines.is_waiting else []
@@ -75,28 +82,46 @@ class SpoolReader:
         allowed = int(min(self._bytes_left, self._lines_left * self._line_bytes))
         if self._lines_left < min(100, self.lines_per_second) or allowed < _MARK_BYTES:
             allowed = 0
-        backlog = size - self._offset
-        self.is_at_its_rate = backlog > allowed
-        found: list[OutputLine] = []
-        self._is_last = all_left
+        self.is_at_its_rate = size - self._offset > allowed
+        empties = bool(allowed) and self.is_at_its_rate and size - self._freed >= _PORTION and not all_left
         if all_left:
             allowed = max(allowed, KEPT_BYTES)
-        if backlog > 2 * max(allowed, KEPT_BYTES):  # the first and the newest lines are kept
-            found += self._read(allowed // 2, at)
-            found += self.lines.close(at)
+        found: list[OutputLine] = []
+        if size - self._offset > 2 * max(allowed, KEPT_BYTES):  # the first and the newest lines are kept
+            found += self._read(allowed // 2, at, is_bounded=not all_left)
             allowed -= allowed // 2
-            dropped = self._skip(size - max(allowed, KEPT_BYTES))
-            found.append(self._gap(at, dropped))
-        found += self._read(min(size - self._offset, allowed), at)
+            found += self._skip(size - (allowed if empties else max(allowed, KEPT_BYTES)), at)
+        if empties:
+            found += self._empty(allowed, at)
+        else:
+            found += self._read(min(size - self._offset, allowed), at, is_bounded=not all_left)
         found += self.lines.late(at)
         if self.lines.lost:
             found.append(self._gap(at, (self.lines.lost, 0)))
             self.lines.lost = 0
-        self._free()
         return _in_order(found, at)
 
-    def _read(self, allowed: int, at: float) -> list[OutputLine]:
-        """The lines in the next bytes, at most so many; fewer once no line is left of the rate."""
+    def done(self) -> None:
+        """What was returned is on disk: a reader that follows this one begins behind it. Its space is freed, but seldom: the kernel
+        writes it to disk before it punches a hole.
+        """
+        if self._offset == self._done:
+            return
+        self._done = self._offset
+        if self._page is not None:
+            os.pwrite(self._page, _READ.pack(self._offset), _READ_AT[self._stream])
+        if self._offset - self._freed < FREED_BYTES and self._page is not None:
+            return
+        if self._can_punch:
+            end = ctypes.c_long(self._offset)
+            self._can_punch = _libc.fallocate(self._file, _KEEP_SIZE_PUNCH_HOLE, ctypes.c_long(0), end) == 0
+            self._freed = self._offset
+        elif os.fstat(self._file).st_size == self._offset:
+            os.ftruncate(self._file, 0)
+            self._offset = self._freed = 0
+
+    def _read(self, allowed: int, at: float, *, is_bounded: bool) -> list[OutputLine]:
+        """The lines in the next bytes, at most so many; if `is_bounded`, fewer once no line is left of the rate."""
         found: list[OutputLine] = []
         while allowed > 0:
             portion = int(max(min(allowed, self._lines_left * self._line_bytes), _LEAST_PORTION))
@@ -110,7 +135,7 @@ class SpoolReader:
                 self._line_bytes = len(data) / len(lines)
             self._lines_left -= len(lines)
             self._bytes_left -= len(data)
-            if not data or (self._lines_left < 1 and not self._is_last):
+            if not data or (self._lines_left < 1 and is_bounded):
                 break
         return found
 
@@ -140,6 +165,7 @@ class SpoolReader:
 
     def close(self) -> None:
         """Leaves the spool as it is."""
+        self.done()
         os.close(self._file)
         if self._page is not None:
             os.close(self._page)
@@ -168,10 +194,17 @@ class SpoolReader:
             return None
         shown = read_page(os.pread(self._page, PAGE_BYTES, 0))
         header = header_of(b"{%b}" % shown[1].rstrip(b",")) if shown is not None else None
-        return Page(shown[0][self._stream], header) if shown is not None and header is not None else None
+        if shown is None or header is None:
+            return None
+        since = shown[0][self._stream]
+        # The process has not seen yet that its spool was emptied.
+        return Page(since if since <= os.fstat(self._file).st_size else 0, header)
 
-    def _skip(self, until: int) -> tuple[int, int]:
-        """Skips to the beginning of the first line behind `until`; returns the lines and bytes that it has skipped."""
+    def _skip(self, until: int, at: float) -> list[OutputLine]:
+        """Skips to the beginning of the first line behind `until`, and says how much that is."""
+        if until <= self._offset:
+            return []
+        found = self.lines.close(at)
         counted = lines = 0
         while self._offset + counted < until and counted < COUNTED_BYTES:
             data = os.pread(self._file, min(_PORTION, until - self._offset - counted), self._offset + counted)
@@ -183,7 +216,7 @@ class SpoolReader:
         until += os.pread(self._file, spool.LINE_BYTES, until).find(b"\n") + 1
         skipped = until - self._offset
         self._offset = until
-        return (lines if size == counted else lines * size // max(counted, 1)) + 1, skipped
+        return [*found, self._gap(at, (lines * size // max(counted, 1) + 1, skipped))]
 
     def _gap(self, at: float, dropped: tuple[int, int]) -> OutputLine:
         return OutputLine(
@@ -195,22 +228,31 @@ class SpoolReader:
             dropped=dropped,
         )
 
-    def _free(self) -> None:
-        """Frees the disk space of all that was read; a beginning of zeros is what an earlier daemon has read."""
-        if self._frees:
-            code = _libc.fallocate(
-                self._file, _KEEP_SIZE_PUNCH_HOLE, ctypes.c_long(0), ctypes.c_long(self._offset)
-            )
-            self._frees = code == 0
-        elif self._offset >= _PORTION and os.fstat(self._file).st_size == self._offset:
-            os.ftruncate(self._file, 0)
-            self._offset = 0
+    def _empty(self, allowed: int, at: float) -> list[OutputLine]:
+        """Reads the newest lines to the end, and empties the spool, which unlike a hole writes nothing to disk. Only what is written in this
+        very moment is lost.
+        """
+        found: list[OutputLine] = []
+        for keep in (allowed, _LEAST_PORTION, _LEAST_PORTION):
+            size = os.fstat(self._file).st_size
+            found += self._skip(size - keep, at)
+            found += self._read(size - self._offset, at, is_bounded=False)
+        os.ftruncate(self._file, 0)
+        self._offset = self._freed = 0
+        return found
 
     def _first_unread(self) -> int:
+        """Behind what an earlier daemon has read."""
+        size = os.fstat(self._file).st_size
+        if self._page is not None:
+            [read] = _READ.unpack(
+                os.pread(self._page, _READ.size, _READ_AT[self._stream]) or bytes(_READ.size)
+            )
+            return read if read <= size else 0
         try:
             offset = os.lseek(self._file, 0, os.SEEK_DATA)
         except OSError:  # all of it was read, or it is empty
-            return os.fstat(self._file).st_size
+            return size
         while data := os.pread(self._file, _PORTION, offset):
             zeros = len(data) - len(data.lstrip(b"\0"))
             offset += zeros
@@ -221,7 +263,7 @@ class SpoolReader:
 
 def _opened(path: Path) -> int | None:
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:  # of a process on another machine
         return None
 

@@ -7,6 +7,8 @@ import time
 import pytest
 
 from governor.output import spool
+from governor.output.attribution import PAGE_BYTES
+from governor.output.spool_reader import FREED_BYTES
 from tests.support.output_world import readers_of
 
 
@@ -23,11 +25,12 @@ def numbers(lines):
 
 def test_what_was_read_takes_no_space(tmp_path, out):
     [reader] = readers_of(tmp_path)
-    for _ in range(20):
+    for _ in range(100):
         os.write(out, b"x" * 99_999 + b"\n")
         assert reader.read(time.time())
-    assert os.fstat(out).st_size == 2_000_000
-    assert os.fstat(out).st_blocks * 512 < 100_000
+    reader.done()
+    assert os.fstat(out).st_size == 10_000_000
+    assert os.fstat(out).st_blocks * 512 < FREED_BYTES + 100_000
     reader.close()
 
 
@@ -41,6 +44,43 @@ def test_a_reader_that_follows_another_goes_on_where_that_stopped(tmp_path, out)
     assert numbers(second.read(time.time())) == [3]
     assert second.read(time.time()) == []
     second.close()
+
+
+def test_so_it_does_with_a_page(tmp_path, out):
+    (tmp_path / "agent.a@7-1.now").write_bytes(bytes(PAGE_BYTES))
+    test_a_reader_that_follows_another_goes_on_where_that_stopped(tmp_path, out)
+
+
+def test_a_reader_that_died_before_its_lines_were_on_disk_is_followed_by_one_that_reads_them_again(
+    tmp_path, out
+):
+    (tmp_path / "agent.a@7-1.now").write_bytes(bytes(PAGE_BYTES))
+    [first] = readers_of(tmp_path)
+    os.write(out, b"1\n")
+    first.read(time.time())
+    first.done()
+    os.write(out, b"2\n")
+    assert numbers(first.read(time.time())) == [2]
+    [second] = readers_of(tmp_path)
+    assert numbers(second.read(time.time())) == [2]
+    second.close()
+    first.close()
+
+
+def test_a_process_that_floods_takes_little_space_and_nothing_is_written_to_disk_for_that(
+    tmp_path, out, monkeypatch
+):
+    monkeypatch.setattr("governor.output.spool_reader._libc.fallocate", None)  # it would write
+    (tmp_path / "agent.a@7-1.now").write_bytes(bytes(PAGE_BYTES))
+    [reader] = readers_of(tmp_path, lines_per_second=1000)
+    for number in range(50):
+        os.write(out, b"x" * 99 + b"\n")
+        os.write(out, (b"y" * 99 + b"\n") * 20_000 + b"%d\n" % number)
+        lines = reader.read(time.time())
+        reader._lines_left = 1000.0  # as if a second had passed
+    assert lines[-1].text == "49"
+    assert os.fstat(out).st_size < 3_000_000
+    reader.close()
 
 
 def test_of_a_burst_the_first_and_the_last_lines_are_kept_and_the_others_counted(tmp_path, out):
@@ -86,6 +126,7 @@ def test_a_spool_that_was_emptied_is_read_from_its_beginning(tmp_path, out):
     [reader] = readers_of(tmp_path)
     os.write(out, b"1\n2\n")
     reader.read(time.time())
+    reader.done()
     os.ftruncate(out, 0)
     os.write(out, b"3\n")
     assert numbers(reader.read(time.time())) == [3]
@@ -98,6 +139,7 @@ def test_where_space_cannot_be_freed_a_spool_that_was_read_is_emptied(tmp_path, 
     for number in range(30):
         os.write(out, b"x" * 99_999 + b"\n" + b"%d\n" % number)
         assert reader.read(time.time())[-1].text == str(number)
+        reader.done()
     assert os.fstat(out).st_size < 1_500_000
     reader.close()
 

@@ -50,6 +50,7 @@ class World:
             run_folder=lambda uid: folder / "runs" / uid,
             socket_folder=lambda uid: folder / "sockets" / uid,
             files=SimpleNamespace(watched=lambda run: self.opened("watch")),
+            output=SimpleNamespace(begin=lambda folder: None, end=lambda uid: None),
             client=SimpleNamespace(request=never),
             journal=SimpleNamespace(make_room=self.failures.append, read=called, submitters=lambda uids: {}),
             metrics=Metrics(),

@@ -60,6 +60,7 @@ async def governor(tmp_path, monkeypatch):
         run_folder=lambda uid: tmp_path / "runs" / uid,
         socket_folder=lambda uid: tmp_path / "sockets" / uid,
         files=SimpleNamespace(watched=lambda run: contextlib.nullcontext(), missing=lambda run: None),
+        output=SimpleNamespace(begin=lambda folder: None, end=lambda uid: None),
         client=SimpleNamespace(request=never),
         metrics=Metrics(),
         output=SimpleNamespace(begin=lambda folder: None, end=lambda uid: None),

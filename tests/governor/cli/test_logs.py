@@ -1,0 +1,126 @@
+"""`governor logs`: how lines are shown, which are asked for, and how it ends."""
+
+import asyncio
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from governor.cli import cli, lines, logs
+from governor.errors import ExitCode
+from governor.messages import OutputLine, OutputPage
+
+
+def line(text="hello", **more):
+    fields = {"at": time.mktime((2026, 1, 31, 12, 0, 0, 0, 0, -1)) + 0.25, "pid": 7, "stream": "stdout"}
+    return OutputLine(text=text, conductor="agent.a", **(fields | more))
+
+
+@pytest.mark.parametrize(
+    ("more", "shown"),
+    [
+        ({}, "agent.a | hello"),
+        ({"stream": "stderr", "level": "warning"}, "agent.a WARNING ! hello"),
+        ({"task": "fit", "run": 3, "attempt": 2}, "agent.a fit[3].2 | hello"),
+        ({"episode": 0}, "agent.a episode 0 | hello"),
+        ({"partial": True}, "agent.a | hello …"),
+        ({"text": "", "dropped": (1_234_567, 98 << 20)}, "agent.a | … 1,234,567 lines (98 MiB) dropped"),
+        ({"text": "", "dropped": (1, 2048)}, "agent.a | … 1 line (2 KiB) dropped"),
+    ],
+)
+def test_a_line_says_when_and_where_it_was_written(more, shown):
+    assert lines.output(line(**more)) == f"2026-01-31 12:00:00.250 {shown}"
+
+
+def test_a_line_of_today_has_no_date():
+    assert lines.output(line(at=time.time()))[2] == ":"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b]0;title\x07x\x1b]8;;u\x1b\\y", "xy"),
+        ("a\x1b[2Jb\x9b1mc\x1bcd", "abcd"),
+        ("  indented\tby a tab", "  indented      by a tab"),
+        ("bell\x07 nul\0 back\x08 \u202e bidi \x1b", "bell  nul  back    bidi"),
+        ("\udcff", ""),
+    ],
+)
+def test_no_control_sequence_reaches_a_terminal(text, shown):
+    assert lines.plain(text) == shown
+
+
+class Daemon:
+    """In the executor's place: gives these pages."""
+
+    def __init__(self, *pages):
+        self.pages = pages
+        self.asked = None
+        self.follow = None
+
+    async def output_pages(self, asked, *, follow):
+        self.asked, self.follow = asked, follow
+        for page in self.pages:
+            if isinstance(page, BaseException):
+                raise page
+            yield page
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Runs the verb before a daemon with these pages. Returns the result and the daemon."""
+
+    def made(*arguments, pages):
+        daemon = Daemon(*pages)
+
+        def ask(_, question):
+            return asyncio.run(question(daemon))
+
+        monkeypatch.setattr(logs.ask, "ask", ask)
+        return CliRunner().invoke(cli, ["logs", *arguments]), daemon
+
+    return made
+
+
+def test_lines_and_what_is_being_written(run):
+    page = OutputPage(lines=(line("over"),), cursor={}, unfinished=(line("50%", partial=True),), ended=True)
+    result, daemon = run("abc", "walker", pages=[page])
+    assert [row.partition("| ")[2] for row in result.output.splitlines()] == ["over", "50% …"]
+    assert (daemon.asked.uid, daemon.asked.conductor, daemon.follow) == ("abc", "walker", False)
+
+
+def test_json_is_one_object_a_line_with_control_sequences_escaped(run):
+    page = OutputPage(lines=(line("\x1b[31m"),), cursor={}, ended=True)
+    result, _ = run("abc", "--json", pages=[page])
+    assert '"text":"\\u001b[31m"' in result.output
+    assert "\x1b" not in result.output
+
+
+def test_filters_are_sent(run):
+    _, daemon = run(
+        "abc",
+        *("--task", "fit", "--episode", "3", "--level", "WARNING", "--since", "2026-01-31T12:00", "-f"),
+        pages=[],
+    )
+    asked = daemon.asked
+    assert (asked.task, asked.episode, asked.level, daemon.follow) == ("fit", 3, "warning", True)
+    assert asked.since == time.mktime((2026, 1, 31, 12, 0, 0, 0, 0, -1))
+
+
+@pytest.mark.parametrize("text", ["10m", "10min", "600s"])
+def test_since_is_a_duration_too(run, text):
+    _, daemon = run("abc", "--since", text, pages=[])
+    assert time.time() - daemon.asked.since == pytest.approx(600, abs=60)
+
+
+def test_a_since_that_is_neither(run):
+    result, _ = run("abc", "--since", "yesterday", pages=[])
+    assert result.exit_code == ExitCode.USAGE
+    assert "neither a duration (10m) nor a time" in result.output
+
+
+def test_ctrl_c_detaches(run):
+    result, _ = run("abc", "-f", pages=[OutputPage(lines=(line(),), cursor={}), KeyboardInterrupt()])
+    assert result.exit_code == ExitCode.INTERRUPTED
+    assert "detached; run abc goes on" in result.output
