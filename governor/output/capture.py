@@ -76,16 +76,20 @@ class Output(TolerantOutput):
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         thread = threading.get_ident()
-        fields, held = self._held.pop(thread, (b"", ""))
-        whole, newline, rest = text.rpartition("\n")
-        if newline:
-            self._put(thread, fields or self._fields(), held + whole, more=False)
-            fields, held = b"", ""
-        held += rest
+        begun = self._held.pop(thread, None)
+        fields, held = (self._fields(), "") if begun is None else begun
+        if "\n" in text:
+            whole, _, rest = text.rpartition("\n")
+            self._put(thread, fields, held + whole, more=False)
+            if not rest:
+                return len(text)
+            fields, held = self._fields(), rest
+        else:
+            held += text
         if len(held) > HELD_CHARACTERS:
-            self._put(thread, fields or self._fields(), held, more=True)
+            self._put(thread, fields, held, more=True)
         elif held:
-            self._held[thread] = (fields or self._fields(), held)
+            self._held[thread] = (fields, held)
         return len(text)
 
     def flush(self) -> None:
@@ -133,9 +137,12 @@ class Output(TolerantOutput):
             return
         if self._lost:
             fields = b'%b"lost":%d,' % (fields, self._lost)
+        if more or thread in self._unfinished or len(data) > spool.LINE_BYTES or b"\n" in data:
+            left = self._records(thread, fields, data, more=more)
+        else:
+            left = spool.record(fields, data)
         process = attribution.process_attribution()
         try:
-            left = memoryview(self._records(thread, fields, data, more=more))
             while left:
                 written = os.write(self.spool, left)
                 left = left[written:]
