@@ -54,7 +54,7 @@ class Printing:
         return 0, 0.0, False, True, {}
 
 
-async def of_a_step(seconds: float = 0.5) -> Row:
+async def of_a_step(seconds: float = 1.0) -> Row:
     """CPU time of a step in a captured process, as a part of that in another."""
     async with (
         bench_in_process.Instance() as captured,

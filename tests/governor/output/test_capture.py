@@ -250,3 +250,41 @@ print("fits again")
 def test_a_fragment_is_json_whatever_is_in_it():
     fields = {"task": 'a"\\\n\x1f\udcff', "run": 3, "more": 0.5}
     assert json.loads(b"{%b}" % spool.fragment(**fields).rstrip(b",")) == fields
+
+
+GAME = """
+class Game:
+    def get_task_prompt(self):
+        print("prompted")
+        return [{"role": "user", "content": "go"}]
+    def step(self, action):
+        import os
+        print("half", end="")
+        os.system("echo started")
+        return 1.0, True, False, {}
+"""
+
+
+def test_a_text_environment_in_a_process_of_its_own_has_spools_of_its_own(tmp_path):
+    (tmp_path / "game.py").write_text(GAME)
+    lines = lines_of(
+        tmp_path / "spools",
+        f"""
+import asyncio
+sys.path.insert(0, {str(tmp_path)!r})
+from governor.episodes.text.environments.process import TextProcess
+async def play():
+    game = await TextProcess.started("game:Game", timeout=60)
+    await game.begin(episode=5)
+    await game.get_task_prompt(timeout=60)
+    await game.step("north", timeout=60)
+    await game.aclose()
+asyncio.run(play())
+print("player")
+""",
+    )
+    by_text = {line.text: line for line in lines}
+    assert set(by_text) == {"prompted", "half", "started", "player"}
+    assert {line.episode for text, line in by_text.items() if text != "player"} == {5}
+    assert by_text["prompted"].pid != by_text["player"].pid
+    assert {line.conductor for line in lines} == {"agent.walker"}
