@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from governor import logs
 from governor.conductors.conductor import Conductor
 from governor.episodes.agents import AgentSource
+from governor.episodes.context import Context
 from governor.episodes.records.checkpoints import COPY_SECONDS
 from governor.episodes.remote import control
 from governor.episodes.remote.agent_host import AgentHost
@@ -41,6 +42,7 @@ class AgentConductor(Conductor):
             seed=spec.seed,
             state_path=Path(spec.run_folder) / "agents" / f"{self._agent_name}.state",
             first_state=spec.settings.get("state"),
+            context=Context(run_id=spec.uid, run_folder=Path(spec.run_folder), name=spec.name),
         )
         socket = Path(spec.socket_folder) / f"{spec.name}.{spec.incarnation}"
         self.host = AgentHost(source, name=spec.name, path=socket)

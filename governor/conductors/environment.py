@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from governor.conductors.conductor import Conductor
+from governor.episodes.context import Context
 from governor.episodes.remote import control
 from governor.episodes.remote.environment_host import EnvironmentHost
 from governor.episodes.remote.environment_pool import EnvironmentPool
@@ -29,6 +30,7 @@ class EnvironmentConductor(Conductor):
             entry=settings["entry"],
             params=settings.get("params", {}),
             vector=settings.get("vector", 1),
+            context=Context(run_id=spec.uid, run_folder=Path(spec.run_folder), name=spec.name),
         )
         self.pool = EnvironmentPool(
             new_host,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from governor.episodes import spaces
+from governor.episodes.context import with_context
 from governor.episodes.entries import Abandoned, load
 from governor.episodes.learned import Learned
 from governor.episodes.records import state_file
@@ -22,14 +23,17 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from governor.episodes.context import Context
+
 
 class Agent(Protocol):
-    """The protocol of an agent; `learn`, `act_many`, `state_dict`, `load_state_dict` and `weight_version` are optional.
+    """The protocol of an agent; `learn`, `act_many`, `metrics`, `state_dict`, `load_state_dict` and `weight_version` are optional.
 
     `act(observation, explore=...)` gets one observation of the space's dtype and shape (int for Discrete) and returns one action,
     likewise, without a batch axis. `act_many(observations, explore=...)` gets an array (batch, *shape of the space), int64 of shape
     (batch,) for Discrete, and returns `batch` actions in the same order: an array (batch, *shape) or a sequence.
-    `learn(transition)` gets one `Transition`; `state_dict()` returns a dict, which `load_state_dict` gets.
+    `learn(transition)` gets one `Transition`; `metrics()` returns numbers by name, at the end of each training episode;
+    `state_dict()` returns a dict, which `load_state_dict` gets.
     """
 
     def act(self, observation: Any, *, explore: bool) -> Any: ...
@@ -38,7 +42,7 @@ class Agent(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class AgentSource:
     """What an agent is made of. It begins from its saved state in `state_path`, else from the file `first_state`, as in
-    `state_file.initial_state`. The methods raise ConductorError with one line, whatever the user's code raises.
+    `state_file.initial_state`. `context` is handed to a constructor that takes it. The methods raise ConductorError with one line, whatever the user's code raises.
     """
 
     entry: str
@@ -46,6 +50,7 @@ class AgentSource:
     seed: int
     state_path: Path
     first_state: str | None = None
+    context: Context | None = None
 
     def make(self, observation: spaces.SpaceSpec, action: spaces.SpaceSpec) -> Agent:
         factory = load(self.entry)
@@ -54,7 +59,7 @@ class AgentSource:
                 observation_space=spaces.build(observation, seed=self.seed),
                 action_space=spaces.build(action, seed=self.seed),
                 seed=self.seed,
-                **self.params,
+                **with_context(factory, self.params, self.context),
             )
         except BaseException as error:  # user code, which may also exit
             raise ConductorError(reason_of(error).within(f"agent {self.entry!r} does not start")) from error

@@ -31,8 +31,10 @@ FEW: Final = 32
 Observer: TypeAlias = Callable[[Any], tuple[Any, Any]]
 """The value, and its encoding for the recorder: int for Discrete, else bytes in C order. Raises ValueError."""
 
-Stepper: TypeAlias = Callable[[Any], tuple[Any, Any, float, bool, bool]]
-"""Observation, its encoding, reward, terminated, truncated. Raises ValueError and what the environment raises."""
+Stepper: TypeAlias = Callable[[Any], tuple[Any, Any, float, bool, bool, Any]]
+"""Observation, its encoding, reward, terminated, truncated, and the row of its info, None if none is wanted. Raises ValueError and
+what the environment raises.
+"""
 
 
 def copier(spec: SpaceSpec) -> Conformer:
@@ -78,27 +80,34 @@ def _array_observer(spec: SpaceSpec) -> Observer:
     return observe
 
 
-def first_observation(environment: Any, seed: int, observed: Observer) -> tuple[Any, Any]:
-    """Resets; the observation and its encoding. Raises ValueError and what the environment raises."""
+def first_observation(
+    environment: Any, seed: int, observed: Observer, read: Callable[[Any], Any] | None = None
+) -> tuple[Any, Any, Any]:
+    """Resets; the observation, its encoding, and the row of its info. Raises ValueError and what the environment raises."""
     returned = environment.reset(seed=seed)
     try:
-        observation, _ = returned
+        observation, info = returned
     except (TypeError, ValueError):
         raise ValueError("it did not return (observation, info)") from None
     try:
-        return observed(observation)
+        observation, kept = observed(observation)
     except ValueError as error:
         raise ValueError(f"observation: {error}") from None
+    return observation, kept, None if read is None else read(info)
 
 
-def stepper(environment: Any, observed: Observer, *, plain: bool) -> Stepper:
-    """A function that steps `environment` and checks its five values; `plain`: its actions are numbers, not arrays."""
+def stepper(
+    environment: Any, observed: Observer, *, plain: bool, read: Callable[[Any], Any] | None = None
+) -> Stepper:
+    """A function that steps `environment` and checks its five values; `plain`: its actions are numbers, not arrays. `read` makes
+    a row of an info.
+    """
     step = environment.step
 
-    def checked_step(action: Any) -> tuple[Any, Any, float, bool, bool]:
+    def checked_step(action: Any) -> tuple[Any, Any, float, bool, bool, Any]:
         returned = step(action if plain else action.copy())
         try:
-            value, reward, terminated, truncated, _ = returned
+            value, reward, terminated, truncated, info = returned
         except (TypeError, ValueError):
             raise ValueError("it did not return (observation, reward, terminated, truncated, info)") from None
         try:
@@ -111,6 +120,6 @@ def stepper(environment: Any, observed: Observer, *, plain: bool) -> Stepper:
             terminated = flag(terminated, "terminated")
         if truncated is not False and truncated is not True:
             truncated = flag(truncated, "truncated")
-        return observation, kept, reward, terminated, truncated
+        return observation, kept, reward, terminated, truncated, None if read is None else read(info)
 
     return checked_step

@@ -12,11 +12,14 @@ import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from governor.episodes.context import with_context
 from governor.errors import ConductorError, text_of
 from governor.failures import REASON_LENGTH, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from governor.episodes.context import Context
 
 T = TypeVar("T")
 
@@ -73,14 +76,23 @@ def _gymnasium(identifier: str) -> Callable[..., Any]:
     def make(**params: Any) -> Any:
         return gymnasium.make(identifier, **{"disable_env_checker": True, **params})
 
+    def makes() -> Any:
+        """The class of the environment. Raises ValueError."""
+        try:
+            found = gymnasium.spec(identifier).entry_point
+            return gymnasium.envs.registration.load_env_creator(found) if isinstance(found, str) else found
+        except Exception as error:  # `make` says what is wrong
+            raise ValueError(identifier) from error
+
+    make.makes = makes  # type: ignore[attr-defined]  # for `context.with_context`
     return make
 
 
-def make_environment(entry: str, params: dict[str, Any]) -> Environment:
+def make_environment(entry: str, params: dict[str, Any], context: Context | None = None) -> Environment:
     """Raises ConductorError with one line, whatever the user's code raises."""
     factory = load(entry)
     try:
-        environment = factory(**params)
+        environment = factory(**with_context(factory, params, context))
     except BaseException as error:  # as in `load`
         raise ConductorError(reason_of(error).within(f"environment {entry!r} does not start")) from error
     missing = [

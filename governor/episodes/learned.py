@@ -11,6 +11,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +36,8 @@ class Learned:
         self.learn = self._learn if getattr(agent, "learn", None) is not None else None
         self.agent = agent
         self._path = path
+        metrics = getattr(agent, "metrics", None)
+        self._metrics: Callable[[], Any] | None = metrics if callable(metrics) else None
         self._state_dict: Callable[[], dict[str, Any]] | None = getattr(agent, "state_dict", None)
         self._has_version = hasattr(agent, "weight_version")
         self.version = (
@@ -51,6 +54,13 @@ class Learned:
         now = monotonic()
         if now >= self._save_at:
             self._save_state(sync=now >= self._sync_at)
+
+    def metrics(self) -> dict[Any, Any]:
+        """What the agent's `metrics` returns; empty without it. Raises what it raises, and TypeError."""
+        found = self._metrics() if self._metrics is not None else None
+        if found is not None and not isinstance(found, Mapping):
+            raise TypeError(f"it returned a {type(found).__name__}, not a dict")
+        return {} if found is None else dict(found)
 
     def save(self) -> None:
         """Writes and syncs what was learned in ended episodes. Raises as `episode_ended`."""

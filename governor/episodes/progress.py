@@ -8,9 +8,11 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from governor.failures import traceback_of
+from governor.episodes.metrics import Reported
 from governor.messages import EpisodeRecord
 
 if TYPE_CHECKING:
+    from governor.episodes.info import InfoFigures
     from governor.messages import EpisodeOutcome
 
 
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 class EpisodeProgress:
     """`number` is the slot among all that the phase plays at once, `index` that of the episode in the phase, negative without
     one. `began` and `deadline` are in seconds on the monotonic clock. `value` is the undiscounted return so far, `values` the
-    returns by player.
+    returns by player. `info` are the figures of the environment's infos, None if none are wanted; `reported` is what user code
+    has reported.
     """
 
     number: int
@@ -29,6 +32,8 @@ class EpisodeProgress:
     value: float = 0.0
     values: dict[str, float] = field(default_factory=dict)
     steps: int = 0
+    info: InfoFigures | None = None
+    reported: Reported = field(default_factory=Reported)
 
     def record(self, outcome: EpisodeOutcome, reason: str = "") -> EpisodeRecord:
         """The record, if it ended now."""
@@ -43,4 +48,10 @@ class EpisodeProgress:
             reason=str(reason),
             values=dict(self.values),
             traceback=traceback_of(reason),
+            metrics=self.figures(),
         )
+
+    def figures(self) -> dict[str, float]:
+        """The numbers of the user's code. A report counts rather than a key of `info` of that name."""
+        found = {} if self.info is None else self.info.figures()
+        return found | self.reported.figures() if self.reported.sums else found

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from governor.episodes.records import episode_file
-from governor.episodes.records.merge import Merge, parquet_of
+from governor.episodes.records.merge import ColumnsAdded, Merge, parquet_of
 from governor.episodes.records.step_columns import is_text, rows_schema, table_schema
 from governor.episodes.records.stream import SUFFIX, folder_of, streams_of
 from governor.errors import UsageError
@@ -96,11 +96,16 @@ class Conversion:
             self._beside.unlink(missing_ok=True)
 
     def _scanned(self) -> Merge:
-        if self._merge is None:
-            self._beside.unlink(missing_ok=True)  # of a process that was killed: it takes room
-            self._merge = Merge(self._run_folder, self._phase, check=self._check)
-        self._merge.scan()
-        return self._merge
+        while True:
+            if self._merge is None:
+                self._beside.unlink(missing_ok=True)  # of a process that was killed: it takes room
+                self._merge = Merge(self._run_folder, self._phase, check=self._check)
+            try:
+                self._merge.scan()
+            except ColumnsAdded:
+                self.discard()
+            else:
+                return self._merge
 
     def _write(self, tables: Iterator[pa.Table]) -> None:
         for table in tables:

@@ -14,7 +14,7 @@ from governor.messages.base import Message
 from governor.messages.conductor import TaskSpec
 from governor.messages.figures import PhaseFigures
 from governor.messages.results import EndedRuns
-from governor.units.fields import AnyDuration, Count, Duration, Name
+from governor.units.fields import AnyDuration, Count, Duration, Metric
 from governor.units.sections import Section
 
 
@@ -22,7 +22,11 @@ class Until(Section):
     """One condition that ends the simulation: on a `metric`, on `steps`, or on `wall_clock`."""
 
     metric: Annotated[
-        Name | None, Field(description="Of an episode: `return`, `steps`, `seconds`, or `return.PLAYER`.")
+        Metric | None,
+        Field(
+            description="Of an episode: `return`, `steps`, `seconds`, `return.PLAYER`, a key of `simulate.info`, or a name of "
+            "`simulate.reports`."
+        ),
     ] = None
     at_least: Annotated[float | None, Field(description="Holds when the metric's mean is this or more.")] = (
         None
@@ -87,7 +91,7 @@ class Evaluate(Section):
 
     every: Annotated[Count, Field(description="Training episodes between two evaluations.")]
     episodes: Annotated[Count, Field(description="Episodes of one evaluation.")] = 10
-    metric: Annotated[Name, Field(description="What is looked at: as in `until`.")] = "return"
+    metric: Annotated[Metric, Field(description="What is looked at: as in `until`.")] = "return"
     at_least: Annotated[
         float | None, Field(description="The phase ends when the metric's mean is this or more.")
     ] = None
@@ -120,9 +124,15 @@ class Checkpoint(Section):
     best: Annotated[
         bool,
         Field(
-            description="Keep the best one by the evaluation's metric, else by the mean return since the last."
+            description="Keep the best one by the evaluation's metric, else by the mean of `metric` since the last."
         ),
     ] = False
+    metric: Annotated[
+        Metric, Field(description="What tells the best one without `evaluate`: as in `until`.")
+    ] = "return"
+    direction: Annotated[
+        Literal["max", "min"], Field(description="Whether more or less of the metric is better.")
+    ] = "max"
     last: Annotated[bool, Field(description="Keep the one at the end of the phase.")] = False
 
 
@@ -160,7 +170,8 @@ class StartSimulation(Message, frozen=True):
     `transport` is ``in_process`` or ``ray``. `players` maps players to agents, where the run file does. `chunk`: episodes
     that a runner gets at a time, None: as many as take about a second. `vector` is the number of environments of each
     worker; `max_staleness` is in versions of the weights. `build_seconds` bounds how long an environment or agent takes
-    to be built here, not in a conductor of its own; `return_seconds`, how long a conductor may be unavailable.
+    to be built here, not in a conductor of its own; `return_seconds`, how long a conductor may be unavailable. `info`: the
+    reduction of each key over an episode, or ``all``; `reports`: names that rules may use.
     """
 
     phase: int
@@ -184,6 +195,8 @@ class StartSimulation(Message, frozen=True):
     chunk: int | None = None
     vector: int = 1
     max_staleness: int = 0
+    info: dict[str, str] | Literal["all"] = {}
+    reports: tuple[str, ...] = ()
     build_seconds: float = 60.0
     return_seconds: float = 60.0
 

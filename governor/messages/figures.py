@@ -95,7 +95,8 @@ class PhaseFigures(msgspec.Struct, kw_only=True):
     others.
     `returns`, `by_player` and `complete_steps` count those that were terminated or truncated. `seconds` of each worker.
     `curves`: of the metrics of complete episodes, those of evaluations as ``evaluation.NAME`` by the number of the evaluation.
-    `stages`: the return of the training stages that are not over, by their first index.
+    `stages`: the checkpoint's metric in the training stages that are not over, by their first index. `metrics`: those of the
+    user's code in complete training episodes, by name.
     """
 
     ended: IndexRanges = msgspec.field(default_factory=IndexRanges)
@@ -106,6 +107,7 @@ class PhaseFigures(msgspec.Struct, kw_only=True):
     returns: Spread = msgspec.field(default_factory=Spread)
     complete_steps: int = 0
     by_player: dict[str, Spread] = {}
+    metrics: dict[str, Spread] = {}
     last_returns: list[float] = []
     bad: int = 0
     first_bad: str = ""

@@ -29,18 +29,40 @@ def faults(phase: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, str]]:
     if not isinstance(simulate, dict):
         return
     episodes = simulate.get("episodes")
+    yield from _names(simulate, (*path, "simulate"))
     for index, condition in enumerate(items(phase.get("until"))):
         if isinstance(condition, dict):
+            yield from _metric(condition, (*path, "until", index), simulate)
             yield from _condition(condition, (*path, "until", index), episodes)
     evaluate, checkpoint = phase.get("evaluate"), phase.get("checkpoint")
     if isinstance(evaluate, dict):
+        yield from _metric(evaluate, (*path, "evaluate"), simulate)
         yield from _evaluation(evaluate, (*path, "evaluate"), episodes, mode=phase.get("mode", "train"))
     if isinstance(checkpoint, dict):
+        yield from _metric(checkpoint, (*path, "checkpoint"), simulate)
         yield from _checkpoint(checkpoint, (*path, "checkpoint"), episodes, evaluated=evaluate is not None)
 
 
+def _names(simulate: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, str]]:
+    """Of keys of `info` and of reports."""
+    for section in ("info", "reports"):
+        given = simulate.get(section)
+        named = given.items() if isinstance(given, dict) else enumerate(items(given))
+        first: set[str] = set()
+        for step, value in named:
+            name = step if isinstance(given, dict) else value
+            if name in METRICS:
+                yield (
+                    (*path, section, step),
+                    f"{name!r} is a metric of every episode already: give yours another name",
+                )
+            elif isinstance(name, str) and name in first:
+                yield (*path, section, step), f"{name!r} stands twice"
+            elif isinstance(name, str):
+                first.add(name)
+
+
 def _condition(condition: Mapping[str, Any], path: Path, episodes: object) -> Iterator[tuple[Path, str]]:
-    yield from _metric(condition, path)
     window = condition.get("average_over", 1)
     if is_count(window) and is_count(episodes) and window > episodes:
         yield (
@@ -54,7 +76,6 @@ def _evaluation(
 ) -> Iterator[tuple[Path, str]]:
     if mode == "eval":
         yield path, "has no meaning with mode: eval (if it is inherited, say 'evaluate: null')"
-    yield from _metric(evaluate, path)
     every, needed = evaluate.get("every"), evaluate.get("consecutive", 1)
     if not is_count(every) or not is_count(episodes) or every < 1:
         return
@@ -79,13 +100,27 @@ def _checkpoint(
         yield (*path, "keep"), "has no meaning without 'every'"
     if checkpoint.get("best") is True and every is None and not evaluated:
         yield (*path, "best"), "nothing says which is the best: say 'evaluate', or 'every'"
+    for key in ("metric", "direction"):
+        if checkpoint.get(key) is not None and checkpoint.get("best") is not True:
+            yield (*path, key), "has no meaning without 'best: true'"
+        elif checkpoint.get(key) is not None and evaluated:
+            yield (*path, key), "has no meaning with 'evaluate', whose metric counts"
 
 
-def _metric(section: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, str]]:
-    metric = section.get("metric")
-    if not isinstance(metric, str) or is_metric(metric):
+def _metric(
+    section: Mapping[str, Any], path: Path, simulate: Mapping[str, Any]
+) -> Iterator[tuple[Path, str]]:
+    metric, info = section.get("metric"), simulate.get("info", ())
+    names = [name for name in (info if isinstance(info, dict) else items(info)) if isinstance(name, str)]
+    reports = [name for name in items(simulate.get("reports")) if isinstance(name, str)]
+    if not isinstance(metric, str) or info == "all" or is_metric(metric, info=names, reports=reports):
         return
+    known = [*METRICS, *names, *reports]
+    hint = (
+        suggestion(metric, known)
+        or "; a key of info must stand in simulate.info, a reported name in simulate.reports"
+    )
     yield (
         (*path, "metric"),
-        f"unknown metric {metric!r}; there are {', '.join(METRICS)}, and return.PLAYER{suggestion(metric, METRICS)}",
+        f"unknown metric {metric!r}; there are {', '.join(known)}, and return.PLAYER{hint}",
     )

@@ -14,6 +14,8 @@ from governor.units.fields import (
     Count,
     Duration,
     Entry,
+    Info,
+    Metric,
     Name,
     Params,
 )
@@ -66,6 +68,29 @@ class Simulate(Section):
             "conductors`. 0: each step is learned before the next action.",
         ),
     ] = 0
+    info: Annotated[
+        Info,
+        Field(
+            description="Keys of `info` whose numbers are kept for each step, as figures of each episode and as metrics of the "
+            "phase: a list, `all`, or a mapping to what an episode gets: `last`, `mean`, `sum`, `min` or `max`.",
+            examples=[["success", "lives"]],
+        ),
+    ] = ()
+    reports: Annotated[
+        tuple[Metric, ...],
+        Field(
+            strict=False,
+            description="Names that agents or environments report and that rules of the phase use. Others are on record too.",
+            examples=[["loss"]],
+        ),
+    ] = ()
+
+    @property
+    def reductions(self) -> dict[str, str] | Literal["all"]:
+        """What an episode gets of each key of `info`."""
+        if isinstance(self.info, tuple):
+            return dict.fromkeys(self.info, "last")
+        return dict(self.info) if isinstance(self.info, dict) else self.info
 
     @property
     def agent_names(self) -> tuple[str, ...]:

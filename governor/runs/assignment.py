@@ -79,7 +79,8 @@ class Assignment(Waiting):
         made = Made(entry=environment.entry, params=environment.params, vector=environment.vector)
         inside = simulate.transport != "conductors"
         return StartSimulation(
-            **simulate.model_dump(exclude={"agents"}),
+            **simulate.model_dump(exclude={"agents", "info"}),
+            info=simulate.reductions,
             phase=phase,
             name=chosen.name,
             mode=chosen.mode,

@@ -6,7 +6,7 @@ Names end up in file names, socket paths and service names; their alphabet is na
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -107,10 +107,23 @@ Models: TypeAlias = Annotated[
     tuple[Annotated[str, Field(min_length=1)] | Params, ...], Field(strict=False, max_length=10_000)
 ]
 
-LIST, MAPPING = "[list]", "[mapping]"
+Metric: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./:-]*$", max_length=64)]
+"""A number of the user's code, by its name."""
+
+LIST, MAPPING, WORD = "[list]", "[mapping]", "[word]"
 """The tags that pydantic puts into the location of a fault, for a key that may be either."""
 Agents: TypeAlias = Annotated[
     Annotated[tuple[str, ...], Field(strict=False, min_length=1), Tag(LIST)]
     | Annotated[dict[Annotated[str, Field(min_length=1)], str], Field(min_length=1), Tag(MAPPING)],
     Discriminator(lambda given: MAPPING if isinstance(given, dict) else LIST),
+]
+Info: TypeAlias = Annotated[
+    Annotated[tuple[Metric, ...], Field(strict=False), Tag(LIST)]
+    | Annotated[dict[Metric, Literal["last", "mean", "sum", "min", "max"]], Tag(MAPPING)]
+    | Annotated[Literal["all"], Tag(WORD)],
+    Discriminator(
+        lambda given: (
+            MAPPING if isinstance(given, dict) else LIST if isinstance(given, list | tuple) else WORD
+        )
+    ),
 ]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from governor.units.fields import LIST, MAPPING, without_numpy
+from governor.units.fields import LIST, MAPPING, WORD, without_numpy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -101,7 +101,7 @@ def suggestion(given: object, options: Iterable[object]) -> str:
 
 def _place(loc: Path) -> Path:
     place = loc[:-1] if loc and loc[-1] == "[key]" else loc
-    return tuple(step for step in place if step not in {LIST, MAPPING})
+    return tuple(step for step in place if step not in {LIST, MAPPING, WORD})
 
 
 def _message(error: ErrorDetails, model: type[BaseModel]) -> str:

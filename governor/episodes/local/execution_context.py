@@ -8,15 +8,19 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
+from governor.episodes.metrics import Reported
 from governor.episodes.progress import EpisodeProgress
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from governor.output.attribution import Attribution
 
 RESET: Final = "environment.reset"
 STEP: Final = "environment.step"
 ACT: Final = "agent.act"
 LEARN: Final = "agent.learn"
+METRICS: Final = "agent.metrics"
 SAVE: Final = "agent.state_dict"
 BUILD: Final = "environment.__init__"
 CLOSE: Final = "environment.close"
@@ -49,6 +53,7 @@ class ExecutionContext(EpisodeProgress):
         with self._lock:
             self.where, self.index, self.seed = where, index, seed
             self.value, self.values, self.steps = 0.0, {}, 0
+            self.reported = Reported()
             self.began = monotonic()
             self.deadline = inf if seconds is None else self.began + seconds
             self.busy = True
@@ -72,3 +77,12 @@ class ExecutionContext(EpisodeProgress):
             still = self.busy and self.began == began
             self.busy = self.busy and not still
             return still
+
+
+def current_episodes(contexts: Iterable[ExecutionContext]) -> list[tuple[int, Reported]]:
+    """Those of one worker whose code runs, for `context.Reports.bind`."""
+    return [
+        (context.index, context.reported)
+        for context in contexts
+        if context.busy and context.where and context.index >= 0
+    ]

@@ -10,13 +10,16 @@ Rules:
 from __future__ import annotations
 
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
+from governor.episodes.context import Context, reports
+from governor.episodes.info import columns_of
 from governor.episodes.local import local_agent
-from governor.episodes.local.execution_context import ExecutionContext
+from governor.episodes.local.execution_context import ExecutionContext, current_episodes
 from governor.episodes.local.parallel import ParallelWorker
 from governor.episodes.local.stepping import LocalEpisodeWorker, SeveralPlayers
 from governor.episodes.records.recording import Columns, StepRecorder
@@ -68,8 +71,14 @@ class ForegroundEpisode:
         self._index: int | None = index
         self._folder = folder
         self._show = show
-        self._agents = local_agent.of_phase(command, run_seed=command.seed, run_folder=folder)
+        context = partial(Context, run_id="try", run_folder=folder)
+        self._agents = local_agent.of_phase(
+            command, run_seed=command.seed, run_folder=folder, context=lambda name: context(name=name)
+        )
+        self._of_environment = context(name=f"environment.{command.environment}")
         self._context = ExecutionContext(number=0, owner=0, agent=command.agents[0])
+        reports.phase = command.name
+        reports.bind(partial(current_episodes, [self._context]))
         self._record: EpisodeRecord | None = None
         self._worker: LocalEpisodeWorker | None = None
 
@@ -87,12 +96,15 @@ class ForegroundEpisode:
         built = None
         if len(self._agents) == 1 and not self.command.players:
             try:
-                return self._play(
-                    _Worker(self, [self._context], next(iter(self._agents.values())), self._made)
-                )
+                agent = next(iter(self._agents.values()))
+                worker = _Worker(self, [self._context], agent, self._made, user_context=self._of_environment)
+                return self._play(worker)
             except SeveralPlayers as found:
                 built = found.environment
-        return self._play(_PlayersWorker(self, self._context, self._agents, self._made, built=built))
+        several = _PlayersWorker(
+            self, self._context, self._agents, self._made, built=built, user_context=self._of_environment
+        )
+        return self._play(several)
 
     def _play(self, worker: LocalEpisodeWorker) -> EpisodeRecord:
         self._worker = worker
@@ -120,7 +132,7 @@ class ForegroundEpisode:
         return False
 
     def recorder(self, worker: int, observation: SpaceSpec, action: SpaceSpec) -> StepRecorder:
-        return self.recorder_of(worker, Columns.of(observation, action))
+        return self.recorder_of(worker, Columns.of(observation, action, columns_of(self.command.info)))
 
     def recorder_of(self, worker: int, columns: Columns) -> StepRecorder:
         return _ShownSteps(
@@ -180,9 +192,9 @@ class _ShownSteps(StepRecorder):
         for row in rows:
             self._number += 1
             by_player = row if alone is None else (row,)
-            for (name, slot), values in zip(slots, by_player, strict=True):
+            for (name, slot), values in zip(slots, by_player, strict=False):  # a last item is of `info`
                 if values is not None:  # else the player did not act
-                    observation, action, reward, terminated, truncated, _ = values
+                    observation, action, reward, terminated, truncated, *_ = values
                     shown = _value(slot.observation, observation), _value(slot.action, action)
                     self._show(ForegroundStep(self._number, name, *shown, reward, terminated, truncated))
 

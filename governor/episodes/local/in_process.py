@@ -21,9 +21,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from governor import logs
 from governor.episodes import exits
+from governor.episodes.context import Context, reports
 from governor.episodes.entries import in_daemon_thread, one_line
 from governor.episodes.local import local_agent
-from governor.episodes.local.execution_context import BUILD, JOIN, SAVE, ExecutionContext, WrittenOff
+from governor.episodes.local.execution_context import (
+    BUILD,
+    JOIN,
+    SAVE,
+    ExecutionContext,
+    WrittenOff,
+    current_episodes,
+)
 from governor.episodes.local.parallel import ParallelWorker
 from governor.episodes.local.stepping import CLOSE_SECONDS, LocalEpisodeWorker, SeveralPlayers
 from governor.episodes.records.checkpoints import COPY_SECONDS
@@ -59,7 +67,13 @@ class InProcess:
         if command.made_environment is None:
             raise ConductorError("the command does not say what its environment is made of")
         spec = simulation.spec
-        made = local_agent.of_phase(command, run_seed=spec.seed, run_folder=Path(spec.run_folder))
+        folder = Path(spec.run_folder)
+        context = partial(Context, run_id=spec.uid, run_folder=folder)
+        made = local_agent.of_phase(
+            command, run_seed=spec.seed, run_folder=folder, context=lambda name: context(name=name)
+        )
+        self._context = context(name=f"environment.{command.environment}")
+        reports.phase = command.name
         for name, agent in made.items():
             agents.setdefault(name, agent)
         self._agents = {name: agents[name] for name in command.agents}
@@ -111,18 +125,23 @@ class InProcess:
         for context in contexts:
             context.thread = threading.get_ident()
         attribution = _attribution(contexts, phase=simulation.command.name)
+        reports.bind(partial(current_episodes, contexts))
         agent = next(iter(self._agents.values()))
         built = None
         try:
             if len(self._agents) == 1 and not simulation.command.players:
                 try:
-                    alone = LocalEpisodeWorker(simulation, contexts, agent, self._made)
+                    alone = LocalEpisodeWorker(
+                        simulation, contexts, agent, self._made, user_context=self._context
+                    )
                     self._run_worker(simulation, alone, contexts[0])
                 except SeveralPlayers as found:
                     built = found.environment
                 else:
                     return
-            several = ParallelWorker(simulation, contexts[0], self._agents, self._made, built=built)
+            several = ParallelWorker(
+                simulation, contexts[0], self._agents, self._made, built=built, user_context=self._context
+            )
             self._run_worker(simulation, several, contexts[0])
         except WrittenOff:
             log.info("simulation.worker_came_back", worker=number)

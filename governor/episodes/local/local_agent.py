@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from governor.episodes.agents import Agent
+    from governor.episodes.context import Context
     from governor.episodes.learned import Learned
     from governor.episodes.spaces import Conformer, SpaceSpec
     from governor.episodes.transition import Transition
@@ -55,13 +56,20 @@ class Calls(NamedTuple):
 class LocalAgent:
     """Its methods run user code. `holder`, for any thread, is the number of the worker that uses it now, or None."""
 
-    def __init__(self, *, name: str, made: Made, seed: int, state_path: Path) -> None:
+    def __init__(
+        self, *, name: str, made: Made, seed: int, state_path: Path, context: Context | None = None
+    ) -> None:
         self.name = name
         self.holder: int | None = None
         self.builds = 0
         """How often it has been built; `calls` are valid for one build."""
         self._source = AgentSource(
-            entry=made.entry, params=made.params, seed=seed, state_path=state_path, first_state=made.state
+            entry=made.entry,
+            params=made.params,
+            seed=seed,
+            state_path=state_path,
+            first_state=made.state,
+            context=context,
         )
         self._spaces: tuple[SpaceSpec, SpaceSpec]
         self._learned: Learned | None = None
@@ -125,6 +133,11 @@ class LocalAgent:
         with self._lock:
             self._learned = None
 
+    def metrics(self) -> dict[Any, Any]:
+        """As `Learned.metrics`."""
+        with self._lock:
+            return {} if self._learned is None else self._learned.metrics()
+
     def episode_ended(self) -> None:
         """The end of an episode in train mode. Raises what its `state_dict` raises, TypeError and OSError."""
         with self._lock:
@@ -164,8 +177,14 @@ class LocalAgent:
         return locked_call
 
 
-def of_phase(command: StartSimulation, *, run_seed: int, run_folder: Path) -> dict[str, LocalAgent]:
-    """The agents of a phase by name, not built yet."""
+def of_phase(
+    command: StartSimulation,
+    *,
+    run_seed: int,
+    run_folder: Path,
+    context: Callable[[str], Context] | None = None,
+) -> dict[str, LocalAgent]:
+    """The agents of a phase by name, not built yet. `context` makes the one of a component by the name of its log."""
     several = len(command.agents) > 1
     return {
         name: LocalAgent(
@@ -173,6 +192,7 @@ def of_phase(command: StartSimulation, *, run_seed: int, run_folder: Path) -> di
             made=made,
             seed=agent_seed(run_seed, name) if several else run_seed,
             state_path=run_folder / "agents" / f"{name}.state",
+            context=None if context is None else context(f"agent.{name}"),
         )
         for name, made in zip(command.agents, command.made_agents, strict=True)
     }

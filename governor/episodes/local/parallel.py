@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from governor.episodes import spaces
 from governor.episodes.conforming import observer
 from governor.episodes.entries import make_environment, one_line
-from governor.episodes.local.execution_context import ACT, BUILD, JOIN, LEARN, SAVE, STEP
+from governor.episodes.info import InfoFigures, columns_of, reader_of
+from governor.episodes.local.execution_context import ACT, BUILD, JOIN, LEARN, METRICS, SAVE, STEP
 from governor.episodes.local.stepping import EpisodeSource, LocalEpisodeWorker, NotRecorded
 from governor.episodes.spaces import finite_reward, flag
 from governor.episodes.transition import Transition
@@ -83,8 +84,9 @@ class ParallelWorker(LocalEpisodeWorker):
         made: Made,
         *,
         built: Any = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(simulation, [context], next(iter(agents.values())), made)
+        super().__init__(simulation, [context], next(iter(agents.values())), made, **settings)
         self._context = context
         self._agents = agents
         self._built = built
@@ -101,13 +103,17 @@ class ParallelWorker(LocalEpisodeWorker):
         context.enter(BUILD, seconds=self._simulation.command.build_seconds)
         environment, self._built = self._built, None
         if environment is None:
-            environment = make_environment(made.entry, made.params)
+            environment = make_environment(made.entry, made.params, self._user_context)
         slot.environment = environment
         try:
             assignment = self._assign_agents(_players_of(environment))
             known = {player: _spaces_of(environment, player) for player in assignment}
             self._check_same_spaces(assignment, known)
-            columns = Columns.of_players(known)
+            wanted = self._simulation.command.info
+            slot.read = reader_of(wanted, [*known])
+            names = columns_of(wanted, [*known])
+            context.info = InfoFigures(wanted, names) if wanted else None
+            columns = Columns.of_players(known, names)
         except ConductorError as error:
             raise ConductorError(f"environment {made.entry!r}: {error.reason}") from error
         context.where = JOIN
@@ -170,6 +176,11 @@ class ParallelWorker(LocalEpisodeWorker):
 
     def _end_training_episode(self, context: ExecutionContext) -> None:  # noqa: ARG002  # its only one
         for name, agent in self._agents.items():
+            self._enter_agent(name, METRICS)
+            found = agent.metrics()
+            self._report(
+                {f"{name}.{key}": value for key, value in found.items()} if len(self._agents) > 1 else found
+            )
             self._enter_agent(name, SAVE)
             agent.episode_ended()
 
@@ -187,11 +198,14 @@ class ParallelWorker(LocalEpisodeWorker):
         calls = self._calls_of_players(explore=explore)
         finished_players: set[str] = set()
         all_terminated = True
-        seen = self._reset(environment, seed)
+        seen, infos = self._reset_players(environment, seed)
+        if context.info is not None and slot.read is not None:
+            context.info.begin(slot.read(infos))
         context.values = dict.fromkeys(seen, 0.0)
         while True:
             turns = [self._act(calls[name], self._players[name], *seen[name]) for name in seen]
-            following = self._step_with(environment, turns, finished_players)
+            following, infos = self._step_with(environment, turns, finished_players)
+            row = slot.read(infos) if slot.read is not None else None
             if monotonic() >= deadline:
                 return "timed_out"
             context.steps += 1
@@ -201,9 +215,11 @@ class ParallelWorker(LocalEpisodeWorker):
                 context.values[name] = context.values.get(name, 0.0) + turn.reward
             context.value = sum(context.values.values())
             try:
-                slot.recorder.step_players({turn.player.name: turn.row() for turn in turns})
+                slot.recorder.step_players({turn.player.name: turn.row() for turn in turns}, row)
             except OSError as error:
                 raise NotRecorded(one_line(error)) from error
+            if context.info is not None:
+                context.info.add(row)
             leaving = [turn for turn in turns if turn.terminated or turn.truncated]
             finished_players.update(turn.player.name for turn in leaving)
             all_terminated = all_terminated and all(turn.terminated for turn in leaving)
@@ -224,17 +240,17 @@ class ParallelWorker(LocalEpisodeWorker):
             for name, player in self._players.items()
         }
 
-    def _reset(self, environment: Any, seed: int) -> dict[str, tuple[Any, Any]]:
-        """The observation of each player, and its encoding for the recorder. Raises ValueError and what the environment raises."""
+    def _reset_players(self, environment: Any, seed: int) -> tuple[dict[str, tuple[Any, Any]], Any]:
+        """The observation of each player, with its encoding for the recorder, and the infos. Raises ValueError and what the environment raises."""
         returned = environment.reset(seed=seed)
         try:
-            observations, _ = returned
+            observations, infos = returned
         except (TypeError, ValueError):
             raise ValueError("it did not return (observations, infos)") from None
         live = list(environment.agents)
         if not live:
             raise ValueError("it has no player")
-        return self._observed_by(live, observations)
+        return self._observed_by(live, observations), infos
 
     def _act(self, calls: Calls, player: _Player, observation: Any, encoded: Any) -> _Turn:
         self._enter_agent(player.agent.name, f"{ACT} of {player.name}")
@@ -248,14 +264,14 @@ class ParallelWorker(LocalEpisodeWorker):
 
     def _step_with(
         self, environment: Any, turns: Sequence[_Turn], finished_players: set[str]
-    ) -> dict[str, tuple[Any, Any]]:
-        """Steps the environment with these turns, and notes what came of them; the observations, as of `_reset`."""
+    ) -> tuple[dict[str, tuple[Any, Any]], Any]:
+        """Steps the environment with these turns, and notes what came of them; observations and infos, as of `_reset_players`."""
         self._context.where = STEP
         returned = environment.step(
             {turn.player.name: turn.action if turn.player.plain else turn.action.copy() for turn in turns}
         )
         try:
-            observations, rewards, terminations, truncations, _ = returned
+            observations, rewards, terminations, truncations, infos = returned
         except (TypeError, ValueError):
             raise ValueError(
                 "it did not return (observations, rewards, terminations, truncations, infos)"
@@ -274,7 +290,7 @@ class ParallelWorker(LocalEpisodeWorker):
         observed = self._observed_by(dict.fromkeys([*acted, *live]), observations)
         for turn in turns:
             turn.reward = _reward(turn.player.name, _of(rewards, turn.player.name, "reward"))
-        return observed
+        return observed, infos
 
     def _observed_by(self, names: Iterable[str], observations: Any) -> dict[str, tuple[Any, Any]]:
         found = {}

@@ -22,9 +22,21 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from governor import logs
 from governor.episodes import spaces
 from governor.episodes.conforming import first_observation, observer, stepper
+from governor.episodes.context import reports
 from governor.episodes.entries import make_environment, one_line
+from governor.episodes.info import InfoFigures, columns_of, reader_of
 from governor.episodes.local import vector
-from governor.episodes.local.execution_context import ACT, BUILD, CLOSE, JOIN, LEARN, RESET, SAVE, STEP
+from governor.episodes.local.execution_context import (
+    ACT,
+    BUILD,
+    CLOSE,
+    JOIN,
+    LEARN,
+    METRICS,
+    RESET,
+    SAVE,
+    STEP,
+)
 from governor.episodes.records.reports import EpisodeReports, EpisodeSink
 from governor.episodes.simulation import Paused
 from governor.episodes.transition import Transition
@@ -33,9 +45,11 @@ from governor.failures import reason_of
 from governor.messages import COMPLETE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from governor.episodes.conforming import Stepper
+    from governor.episodes.context import Context
+    from governor.episodes.info import Row
     from governor.episodes.local.execution_context import ExecutionContext
     from governor.episodes.local.local_agent import Calls, LocalAgent
     from governor.episodes.records.recording import StepRecorder
@@ -89,7 +103,7 @@ class EpisodeSource(EpisodeSink, Protocol):
 @dataclass(slots=True, eq=False)
 class LocalSlot:
     """One environment and its current episode. `resets` are those of the part when it was built; `observation` and `encoded`, as
-    it is recorded, are the last ones of an episode that waits for its action.
+    it is recorded, are the last ones of an episode that waits for its action. `read` makes the row of an info, where one is wanted.
     """
 
     context: ExecutionContext
@@ -100,6 +114,7 @@ class LocalSlot:
     episode: Episode = field(init=False)
     observation: Any = None
     encoded: Any = None
+    read: Callable[[Any], Row] | None = None
 
 
 class LocalEpisodeWorker:
@@ -111,13 +126,17 @@ class LocalEpisodeWorker:
         contexts: Sequence[ExecutionContext],
         agent: LocalAgent,
         made: Made,
+        *,
+        user_context: Context | None = None,
     ) -> None:
+        """`user_context` is for environments that take it."""
         self._simulation = simulation
         self._slots = [LocalSlot(context) for context in contexts]
         self._alone = len(contexts) == 1
         self._number = contexts[0].owner
         self._agent = agent
         self._made = made
+        self._user_context = user_context
         self._calls: Calls | None = None
         self._calls_of: tuple[int, bool] | None = None
         linger = min(REPORT_DELAY_SECONDS[0] * simulation.command.workers, REPORT_DELAY_SECONDS[1])
@@ -191,7 +210,7 @@ class LocalEpisodeWorker:
         context = slot.context
         slot.resets = self._simulation.resets
         context.enter(BUILD, seconds=self._simulation.command.build_seconds)
-        environment: Any = make_environment(self._made.entry, self._made.params)
+        environment: Any = make_environment(self._made.entry, self._made.params, self._user_context)
         if hasattr(environment, "possible_agents"):
             raise SeveralPlayers(environment)
         slot.environment = environment
@@ -201,7 +220,10 @@ class LocalEpisodeWorker:
         self._plain = isinstance(action, spaces.Discrete)
         self._observed = observer(self._observation)
         context.leave()
-        slot.step = stepper(environment, self._observed, plain=self._plain)
+        wanted = self._simulation.command.info
+        slot.read = reader_of(wanted)
+        context.info = InfoFigures(wanted, columns_of(wanted)) if wanted else None
+        slot.step = stepper(environment, self._observed, plain=self._plain, read=slot.read)
         slot.recorder = self._simulation.recorder(context.number, self._observation, action)
 
     def _renew(self, slot: LocalSlot) -> None:
@@ -244,6 +266,7 @@ class LocalEpisodeWorker:
     def _end(self, slot: LocalSlot, outcome: EpisodeOutcome, reason: str) -> None:
         """Raises WrittenOff."""
         slot.context.leave()
+        reports.finish(slot.context.reported)
         slot.recorder.end(outcome=outcome, flush=False)
         self.reports.add(slot.context.record(outcome, reason), slot.recorder)
 
@@ -281,8 +304,22 @@ class LocalEpisodeWorker:
 
     def _end_training_episode(self, context: ExecutionContext) -> None:
         """Tells the agent that a training episode has ended."""
+        context.where = METRICS
+        self._report(self._agent.metrics())
         context.where = SAVE
         self._agent.episode_ended()
+
+    @staticmethod
+    def _report(values: dict[Any, Any]) -> None:
+        if values:
+            reports.add(values, of="metrics()")
+
+    def _reset(self, slot: LocalSlot, seed: int) -> Any:
+        """The first observation, and as it is recorded."""
+        observation, encoded, row = first_observation(slot.environment, seed, self._observed, slot.read)
+        if slot.context.info is not None:
+            slot.context.info.begin(row)
+        return observation, encoded
 
     def _steps(
         self, slot: LocalSlot, seed: int, deadline: float, *, explore: bool
@@ -296,7 +333,8 @@ class LocalEpisodeWorker:
         limit = command.max_steps or sys.maxsize
         now = monotonic
         value, steps = 0.0, 0
-        observation, encoded = first_observation(slot.environment, seed, self._observed)
+        figures = context.info
+        observation, encoded = self._reset(slot, seed)
         while True:
             if alone:
                 context.where = ACT
@@ -306,7 +344,7 @@ class LocalEpisodeWorker:
                 context.where = ""
                 action, version, learn = yield observation, encoded
             context.where = STEP
-            following, next_encoded, reward, terminated, truncated = step(action)
+            following, next_encoded, reward, terminated, truncated, row = step(action)
             if now() >= deadline:
                 return "timed_out"
             context.value = value = value + reward
@@ -314,7 +352,11 @@ class LocalEpisodeWorker:
             if steps >= limit:
                 truncated = True
             encoded_action = action if plain else action.tobytes()
-            rows.append((encoded, encoded_action, reward, terminated, truncated, version))
+            if figures is None:
+                rows.append((encoded, encoded_action, reward, terminated, truncated, version))
+            else:
+                rows.append((encoded, encoded_action, reward, terminated, truncated, version, row))
+                figures.add(row)
             if len(rows) >= most:
                 flush(recorder)
             over = terminated or truncated

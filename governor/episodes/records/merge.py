@@ -20,6 +20,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from governor.episodes.records.info_columns import (
+    aligned,
+    batch_of,
+    names_in,
+    names_of,
+    with_info,
+    without_info,
+)
 from governor.episodes.records.pieces import PIECE, Cut, Pieces, ranges
 from governor.episodes.records.step_columns import (
     LAST,
@@ -37,7 +45,7 @@ from governor.errors import UsageError
 from governor.files import name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -58,6 +66,10 @@ def parquet_of(run_folder: Path, phase: str) -> Path:
     return folder_of(run_folder) / f"{name_of(phase)}.parquet"
 
 
+class ColumnsAdded(Exception):
+    """A column was found after tables without it were made: they are to be made again, by another `Merge`."""
+
+
 class Merge(ExitStack):
     """`scan` finds what is recorded, `tables` gives it; both may be called again, while the streams are written, for the episodes
     that follow. `check` is called often, and may end the work by an exception. Files are open until it is closed.
@@ -74,6 +86,8 @@ class Merge(ExitStack):
         self._run_folder = run_folder
         self._phase = phase
         self._check = check
+        self._info: set[str] = set()
+        self._cut: Cut | None = None
         self._ends: dict[tuple[str, str], int] = {("", ""): 0}
         self._sources: list[Callable[[int], pa.RecordBatch]] = []
         self._streams: dict[Path, tuple[StreamReader, int]] = {}
@@ -103,6 +117,8 @@ class Merge(ExitStack):
         """
         if self.schema is None:
             return
+        if self._cut is None:
+            self._cut = Cut(TEXT_ROWS if self._is_text else rows_in_group(self.schema, ROWS, BYTES))
         for block in self._pieces.take(below):
             counted = self._pieces.last_attempts(block)
             if episodes is not None:
@@ -178,7 +194,7 @@ class Merge(ExitStack):
         """A batch of which so many `rows` are used now. It is held until all are, or others are used."""
         batch, left = self._batches.pop((source, offset), (None, 0))
         if batch is None:
-            batch = self._sources[source](offset)
+            batch = aligned(self._sources[source](offset), self._rows_schema)
             left = batch.num_rows
         else:
             self._held_bytes -= batch.nbytes
@@ -198,7 +214,7 @@ class Merge(ExitStack):
             reader.close()
         else:
             self.callback(reader.close)
-            self._streams[path] = reader, self._add(reader.schema, reader.batch)
+            self._streams[path] = reader, self._add(reader.schema, partial(batch_of, reader))
 
     def _scan(self, reader: StreamReader, source: int, *, worker: int, incarnation: int) -> None:
         runs: list[RunValues] = []
@@ -213,7 +229,8 @@ class Merge(ExitStack):
             for one in (runs, offsets, counts):
                 one.clear()
 
-        for offset, of_batch in reader.scan():
+        for offset, of_batch, metadata in reader.scan():
+            self._find_info(names_of(metadata))
             runs += of_batch
             offsets.append(offset)
             counts.append(len(of_batch))
@@ -239,20 +256,30 @@ class Merge(ExitStack):
 
     def _add(self, schema: pa.Schema, batch: Callable[[int], pa.RecordBatch]) -> int:
         if self.schema is None:
-            self._rows_schema = schema
-            self.schema = table_schema(schema)
+            self._rows_schema = without_info(schema)
+            self.schema = table_schema(self._rows_schema)
             self._is_text = is_text(schema)
             folder = folder_of(self._run_folder)
             room = folder if os.access(folder, os.W_OK) else Path(tempfile.gettempdir())
             self._pieces = Pieces(room, keys=("seed", "episode") if self._is_text else ("episode",))
             self.callback(self._pieces.close)
-            self._cut = Cut(TEXT_ROWS if self._is_text else rows_in_group(self.schema, ROWS, BYTES))
-        elif not schema.equals(self._rows_schema):
+        elif not without_info(schema).equals(without_info(self._rows_schema)):
             raise UsageError(
                 f"phase {self._phase!r} was recorded with other spaces before: its steps are no one table"
             )
+        self._find_info(names_in(schema))
         self._sources.append(batch)
         return len(self._sources) - 1
+
+    def _find_info(self, names: Iterable[str]) -> None:
+        """Adds the columns of numbers from `info`. Raises ColumnsAdded."""
+        if self._info.issuperset(names):
+            return
+        self._info.update(names)
+        self._rows_schema = with_info(self._rows_schema, self._info)
+        self.schema = table_schema(self._rows_schema)
+        if self._cut is not None:
+            raise ColumnsAdded
 
     def _found(self, pieces: NDArray[np.void]) -> None:
         self.found += int(pieces["rows"].sum())

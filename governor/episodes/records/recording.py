@@ -13,12 +13,14 @@ import threading
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
+from governor.episodes.records import info_columns
+from governor.episodes.records.info_columns import ANY_INFO
 from governor.episodes.records.stream import Stream, StreamedRun, array
 from governor.episodes.spaces import Discrete, SpaceSpec, storage
 from governor.errors import ConductorError
@@ -31,7 +33,7 @@ ROWS: Final = 4096
 BYTES: Final = 8 << 20
 """The most bytes of one recorder's pending steps: with large observations, a batch has fewer rows."""
 RESERVED: Final = frozenset(
-    {"phase", "worker", "episode", "attempt", "seed", "step", "weight_version", "outcome"}
+    {"phase", "worker", "episode", "attempt", "seed", "step", "weight_version", "outcome", ANY_INFO}
 )
 """Columns of every table of steps; no player may have such a name."""
 
@@ -67,7 +69,7 @@ class RecordingSlot:
     def arrays(self, rows: Sequence[tuple[Any, ...]]) -> list[pa.Array]:
         observed, acted = self.columns
         columns = zip(*rows, strict=True) if rows else [()] * len(self.fields)
-        observations, actions, rewards, terminated, truncated, versions = columns
+        observations, actions, rewards, terminated, truncated, versions, *_ = columns
         return [
             observed.arrow(observations),
             acted.arrow(actions),
@@ -88,17 +90,26 @@ class RecordingSlot:
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """The columns of a step. `alone` is the slot of a single agent; else `players` has a slot for each name."""
+    """The columns of a step. `alone` is the slot of a single agent; else `players` has a slot for each name. `info`: the names of
+    the values of its info, or ``all``; a row with any has them as its last item.
+    """
 
     alone: RecordingSlot | None = None
     players: tuple[tuple[str, RecordingSlot], ...] = ()
+    info: tuple[str, ...] | Literal["all"] = ()
 
     @classmethod
-    def of(cls, observation: SpaceSpec, action: SpaceSpec) -> Columns:
-        return cls(alone=RecordingSlot(observation=observation, action=action))
+    def of(
+        cls, observation: SpaceSpec, action: SpaceSpec, info: tuple[str, ...] | Literal["all"] = ()
+    ) -> Columns:
+        return cls(alone=RecordingSlot(observation=observation, action=action), info=info)
 
     @classmethod
-    def of_players(cls, spaces: Mapping[str, tuple[SpaceSpec, SpaceSpec]]) -> Columns:
+    def of_players(
+        cls,
+        spaces: Mapping[str, tuple[SpaceSpec, SpaceSpec]],
+        info: tuple[str, ...] | Literal["all"] = (),
+    ) -> Columns:
         """A struct for each player, null in the steps in which it did not act. Raises ConductorError."""
         for name in spaces:
             if name in RESERVED:
@@ -109,20 +120,36 @@ class Columns:
             players=tuple(
                 (name, RecordingSlot(observation=observation, action=action))
                 for name, (observation, action) in spaces.items()
-            )
+            ),
+            info=info,
         )
 
     @cached_property
     def schema(self) -> pa.Schema:
-        if self.alone is not None:
-            return pa.schema(self.alone.fields)
-        return pa.schema([pa.field(name, pa.struct(slot.fields)) for name, slot in self.players])
+        """As it is streamed."""
+        fields = [pa.field(name, pa.struct(slot.fields)) for name, slot in self.players]
+        return pa.schema(
+            [*(fields if self.alone is None else self.alone.fields), *info_columns.fields(self.info)]
+        )
 
     @property
     def rows(self) -> int:
         """Steps in one batch."""
         slots = [slot for _, slot in self.players] if self.alone is None else [self.alone]
         return max(1, min(ROWS, BYTES // sum(slot.row_bytes for slot in slots)))
+
+    def batch(self, steps: list[Any]) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
+        """The batch of these rows, and what is to be known of it."""
+        alone, players = self.alone, self.players
+        arrays: list[pa.Array] = []
+        known: dict[bytes, bytes] = {}
+        if self.info:
+            arrays, known = info_columns.arrays([step[-1] for step in steps], self.info)
+        if alone is not None:
+            return pa.RecordBatch.from_arrays([*alone.arrays(steps), *arrays], schema=self.schema), known
+        by_player = list(zip(*steps, strict=True)) if steps else [()] * len(players)
+        acted = [slot.struct(rows) for (_, slot), rows in zip(players, by_player, strict=False)]
+        return pa.RecordBatch.from_arrays([*acted, *arrays], schema=self.schema), known
 
 
 class StepRecorder:
@@ -178,26 +205,27 @@ class StepRecorder:
         terminated: bool,  # noqa: FBT001  # in the order of Gymnasium's five values
         truncated: bool,  # noqa: FBT001
         weight_version: int = 0,
+        info: Any = None,
     ) -> None:
         """Records a step: `action`, an int or an array of its space's dtype and shape, taken at `observation`, which is given
-        likewise, and their result. `reward` is undiscounted. Raises OSError if a batch of a long episode cannot be written.
+        likewise, and their result. `reward` is undiscounted. `info` is a row as of `episodes.info`. Raises OSError if a batch of a long episode cannot be written.
         """
-        self.steps.append(
-            (
-                observation if self._plain_observation else observation.tobytes(),
-                action if self._plain_action else action.tobytes(),
-                reward,
-                terminated,
-                truncated,
-                weight_version,
-            )
+        row = (
+            observation if self._plain_observation else observation.tobytes(),
+            action if self._plain_action else action.tobytes(),
+            reward,
+            terminated,
+            truncated,
+            weight_version,
         )
+        self.steps.append((*row, info) if self.columns.info else row)
         if len(self.steps) >= self.most:
             self.flush()
 
-    def step_players(self, rows: Mapping[str, tuple[Any, ...]]) -> None:
+    def step_players(self, rows: Mapping[str, tuple[Any, ...]], info: Any = None) -> None:
         """As `step`, for an environment of several agents: the row of each that took part, arrays as bytes."""
-        self.steps.append(tuple(rows.get(name) for name, _ in self.columns.players))
+        row = tuple(rows.get(name) for name, _ in self.columns.players)
+        self.steps.append((*row, info) if self.columns.info else row)
         if len(self.steps) >= self.most:
             self.flush()
 
@@ -224,7 +252,8 @@ class StepRecorder:
             self._first_row = 0
             if runs:
                 try:
-                    self._stream.append(self._batch(steps), runs)
+                    batch, known = self.columns.batch(steps)
+                    self._stream.append(batch, runs, known)
                 except OSError as error:
                     self.lost.update((run.episode, error) for run in runs)
                     raise
@@ -242,15 +271,6 @@ class StepRecorder:
             rows=rows - self._first_row,
             outcome=outcome,
         )
-
-    def _batch(self, steps: list[Any]) -> pa.RecordBatch:
-        alone, players = self.columns.alone, self.columns.players
-        if alone is not None:
-            arrays = alone.arrays(steps)
-        else:
-            by_player = zip(*steps, strict=True) if steps else [()] * len(players)
-            arrays = [slot.struct(rows) for (_, slot), rows in zip(players, by_player, strict=True)]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.columns.schema)
 
 
 class _Column:

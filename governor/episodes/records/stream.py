@@ -24,7 +24,7 @@ import pyarrow as pa
 from governor import files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -97,13 +97,16 @@ class Stream:
         self._file = -1
         self._has_head = False
 
-    def append(self, batch: pa.RecordBatch, runs: Sequence[StreamedRun]) -> None:
-        """Raises OSError, and nothing of this batch is in the file then."""
+    def append(
+        self, batch: pa.RecordBatch, runs: Sequence[StreamedRun], known: Mapping[bytes, bytes] | None = None
+    ) -> None:
+        """`known` goes into its metadata. Raises OSError, and nothing of this batch is in the file then."""
         if self._file < 0:
             self._file = self._create()
         made = pa.BufferOutputStream()
         # Made anew each time, and never closed: the file has one schema, and no end but where it ends.
-        pa.ipc.new_stream(made, self._schema).write_batch(batch, custom_metadata={_RUNS: _encode(runs)})
+        metadata = {_RUNS: _encode(runs), **(known or {})}
+        pa.ipc.new_stream(made, self._schema).write_batch(batch, custom_metadata=metadata)
         data = memoryview(made.getvalue())[self._head if self._has_head else 0 :]
         files.append(self._file, data)
         self._has_head = True
@@ -163,8 +166,8 @@ class StreamReader:
     def close(self) -> None:
         self._file.close()
 
-    def scan(self) -> Iterator[tuple[int, list[RunValues]]]:
-        """Offset and runs of each batch behind the last one scanned, up to the end or the tear."""
+    def scan(self) -> Iterator[tuple[int, list[RunValues], Mapping[bytes, bytes]]]:
+        """Offset, runs and metadata of each batch behind the last one scanned, up to the end or the tear."""
         if self.schema is None:
             return
         self._file.seek(self.next)
@@ -176,11 +179,17 @@ class StreamReader:
                 _raise_unless_torn(error)
                 return
             offset, self.next = self.next, self._file.tell()
-            yield offset, _decode(metadata[_RUNS])
+            yield offset, _decode(metadata[_RUNS]), metadata
 
     def batch(self, offset: int) -> pa.RecordBatch:
         self._file.seek(offset)
         return pa.ipc.read_record_batch(pa.ipc.read_message(self._file), self.schema)
+
+    def batch_with_metadata(self, offset: int) -> tuple[pa.RecordBatch, Mapping[bytes, bytes]]:
+        self._file.seek(offset)
+        reader = pa.ipc.open_stream(pa.PythonFile(_Behind(self._head, self._file), mode="r"))
+        batch, metadata = reader.read_next_batch_with_custom_metadata()
+        return batch, metadata
 
 
 def _raise_unless_torn(error: Exception) -> None:

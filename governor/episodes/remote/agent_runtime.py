@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,9 @@ import numpy as np
 
 from governor.episodes import agents, exits
 from governor.episodes.conforming import copier
+from governor.episodes.context import reports
 from governor.episodes.entries import Abandoned
+from governor.episodes.metrics import Reported
 from governor.episodes.records import state_file
 from governor.episodes.transition import Transition
 from governor.errors import ConductorError
@@ -44,7 +46,7 @@ class AgentEpisode:
     """An episode that the agent plays for a session, in one of its slots; without a slot, other work for that session.
 
     `explore` and `learn` hold for all of its steps, `observation` and `action` are the last ones. `fault` is (where, reason) once
-    a call for it has failed. `number` is its number in the phase, negative if unknown.
+    a call for it has failed. `number` is its number in the phase, negative if unknown. `reported`: since the last answer.
     """
 
     session: bytes
@@ -55,6 +57,7 @@ class AgentEpisode:
     learn: bool = False
     action: Any = None
     fault: tuple[str, Reason] | None = None
+    reported: Reported = field(default_factory=Reported)
 
     def attempt(self, where: str, call: Callable[..., object], *args: Any) -> None:
         """Runs user code: whatever it raises is this episode's fault."""
@@ -166,6 +169,7 @@ class LearnBeside(LearnInStep):
 
     def _run(self) -> None:
         exits.set_description(lambda: _describe("agent.learn", [self.current] if self.current else []))
+        reports.bind(lambda: _current([self.current] if self.current else []))
         while (work := self._queue.get()) is not None:
             work()
 
@@ -205,6 +209,7 @@ class AgentRuntime:
         self._reply = reply
         self._learned = source.build(*spaces)
         self.learns = self._learned.learn is not None
+        reports.bind(lambda: _current(self.working_on))
         self._conform = copier(spaces[1])  # an agent may write its next action over the last one
         self._strategy = LearnInStep(self._learned)
         self._bound = 0
@@ -281,10 +286,16 @@ class AgentRuntime:
         def end() -> bytes:
             for episode in episodes:
                 if episode.fault is None:
+                    episode.attempt("agent.metrics", self._report, episode)
+                if episode.fault is None:
                     episode.attempt("agent.state_dict", self._learned.episode_ended)
             return answer()
 
         return self._strategy.when_learned(session, end)
+
+    def _report(self, episode: AgentEpisode) -> None:
+        if values := self._learned.metrics():
+            reports.add(values, of="metrics()", to=episode.reported)
 
     def save(self, work: AgentEpisode) -> None:
         """Writes what was learned in ended episodes to disk; sets the fault of `work` if that fails."""
@@ -327,3 +338,7 @@ class AgentRuntime:
 
 def _describe(method: str, episodes: Sequence[AgentEpisode]) -> str:
     return exits.describe(method, [episode.number for episode in episodes if episode.number >= 0])
+
+
+def _current(episodes: Sequence[AgentEpisode]) -> list[tuple[int, Reported]]:
+    return [(episode.number, episode.reported) for episode in episodes if episode.slot is not None]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from governor.episodes.context import reports
 from governor.episodes.remote import wire
 from governor.episodes.remote.agent_runtime import AgentEpisode
 from governor.episodes.spaces import Discrete
@@ -39,6 +40,7 @@ class AgentSession:
                 return self._act(runtime, episode, request.number)
             case wire.BeginFrame():
                 self.attribution.begin_raw(episode=request.episode)
+                reports.phase = request.phase
                 episode = self._begin(runtime, 0, request.episode, request.observation, train=request.train)
                 return self._act(runtime, episode, request.number)
             case wire.FinishFrame():
@@ -76,7 +78,7 @@ class AgentSession:
         version = 0 if episode.fault else runtime.act((episode,), explore=episode.explore)
         if episode.fault is not None:
             return wire.encode(wire.fault(number, *episode.fault))
-        return wire.encode(wire.ActedFrame(number, episode.action, version))
+        return wire.encode(wire.ActedFrame(number, episode.action, version, _reported(episode)))
 
     def _save(self, runtime: AgentRuntime, number: int) -> bytes | None:
         work = AgentEpisode(self._name)
@@ -93,6 +95,7 @@ class AgentSession:
         ended: dict[int, AgentEpisode] = {}
         acting: dict[int, AgentEpisode] = {}
         numbers = iter(request.episodes)
+        reports.phase = request.phase
         for row, (slot, kind) in enumerate(zip(request.slots, request.kinds, strict=True)):
             if kind == wire.FIRST:
                 acting[row] = self._begin(
@@ -118,7 +121,10 @@ class AgentSession:
                 for row, episode in (acting | ended).items()
                 if episode.fault is not None
             ]
-            return wire.encode(wire.ActedManyFrame(request.number, rows, actions, version, faults))
+            every = acting | ended
+            reported = [_reported(every[row]) for row in range(len(request.slots))]
+            found = reported if any(reported) else None
+            return wire.encode(wire.ActedManyFrame(request.number, rows, actions, version, faults, found))
 
         return runtime.end([*ended.values()], answer, session=self._name) if ended else answer()
 
@@ -126,4 +132,10 @@ class AgentSession:
 def _finished(number: int, episode: AgentEpisode) -> bytes:
     if episode.fault is not None:
         return wire.encode(wire.fault(number, *episode.fault))
-    return wire.encode(wire.FinishedFrame(number))
+    return wire.encode(wire.FinishedFrame(number, _reported(episode)))
+
+
+def _reported(episode: AgentEpisode) -> Any:
+    """What was reported for it since the last answer, and by other threads."""
+    reports.finish(episode.reported)
+    return reports.take(episode.reported)

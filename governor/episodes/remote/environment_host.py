@@ -14,7 +14,10 @@ import numpy as np
 from governor.episodes import exits, spaces
 from governor.episodes.arrays import WireError
 from governor.episodes.conforming import first_observation, observer, stepper
+from governor.episodes.context import reports
 from governor.episodes.entries import Abandoned, Environment, make_environment
+from governor.episodes.info import as_sent, reader_of
+from governor.episodes.metrics import Reported
 from governor.episodes.remote import wire
 from governor.episodes.remote.thread_host import ThreadHost
 from governor.failures import reason_of
@@ -22,6 +25,8 @@ from governor.output.attribution import Attribution
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from governor.episodes.context import Context
 
 
 class EnvironmentHost(ThreadHost):
@@ -32,13 +37,25 @@ class EnvironmentHost(ThreadHost):
     observation_space: spaces.SpaceSpec
     action_space: spaces.SpaceSpec
 
-    def __init__(self, name: str, path: Path, *, entry: str, params: dict[str, Any], vector: int = 1) -> None:
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        *,
+        entry: str,
+        params: dict[str, Any],
+        vector: int = 1,
+        context: Context | None = None,
+    ) -> None:
         super().__init__(name=name, path=path)
         self.lease: bytes | None = None
         self.current_slot: int | None = None
         self._entry = entry
         self._params = params
         self._vector = vector
+        self._context = context
+        self._wanted: Any = None
+        self._reported = [Reported() for _ in range(vector)]
         self._environments: list[Environment] = []
         self._episodes: dict[int, int] = {}
         """By slot: the episode of its last reset."""
@@ -48,16 +65,17 @@ class EnvironmentHost(ThreadHost):
     def _prepare(self) -> None:
         exits.set_description(self._describe_current)
         self._attribution.bind()
-        self._environments = [make_environment(self._entry, self._params) for _ in range(self._vector)]
+        reports.bind(self._current_episodes)
+        self._environments = [
+            make_environment(self._entry, self._params, self._context) for _ in range(self._vector)
+        ]
         self.observation_space, self.action_space = spaces.of_environment(
             self._environments[0], entry=self._entry
         )
         self._blank = spaces.blank(self.observation_space)
         self._plain = isinstance(self.action_space, spaces.Discrete)
         self._observed = observer(self.observation_space)
-        self._steppers = [
-            stepper(environment, self._observed, plain=self._plain) for environment in self._environments
-        ]
+        self._want({})
 
     def _answer(self, peer: bytes, data: bytes) -> bytes | None:
         try:
@@ -69,11 +87,13 @@ class EnvironmentHost(ThreadHost):
             if peer != self.lease:
                 return wire.encode(wire.FaultFrame(request.number, "environment", "the lease is over"))
             if isinstance(request, wire.StepFrame):
-                return wire.encode(wire.SteppedFrame(request.number, *self._step(0, request.action)))
+                stepped = self._step(0, request.action)
+                return wire.encode(wire.SteppedFrame(request.number, *stepped, self._take(0)))
             if isinstance(request, wire.ResetFrame):
-                self._episodes[0] = request.episode
                 self._attribution.begin(episode=request.episode)
-                return wire.encode(wire.ObservedFrame(request.number, self._reset(0, request.seed)))
+                self._begin(request, [0], [request.episode])
+                observation, row = self._reset(0, request.seed)
+                return wire.encode(wire.ObservedFrame(request.number, observation, row, self._take(0)))
             return wire.encode(self._handle_many(request))
         except Abandoned:
             raise
@@ -86,19 +106,20 @@ class EnvironmentHost(ThreadHost):
     def _handle_many(self, request: wire.ResetManyFrame | wire.StepManyFrame) -> wire.SteppedManyFrame:
         stepping = isinstance(request, wire.StepManyFrame)
         if isinstance(request, wire.ResetManyFrame):
-            self._episodes |= zip(request.slots, request.episodes, strict=False)
+            self._begin(request, request.slots, request.episodes)
         inputs: Any = request.actions if isinstance(request, wire.StepManyFrame) else request.seeds
         inputs = inputs.tolist() if self._plain and stepping else inputs
         observations, rewards, ends, faults = [], [], [], []
+        infos: list[Any] = []
         for row, slot in enumerate(request.slots):
-            observation, reward, end = self._blank, 0.0, 0
+            observation, reward, end, info = self._blank, 0.0, 0, None
             self.current_slot = slot
             try:
                 if stepping:
-                    observation, reward, terminated, truncated = self._step(slot, inputs[row])
+                    observation, reward, terminated, truncated, info = self._step(slot, inputs[row])
                     end = wire.TERMINATED * terminated | wire.TRUNCATED * truncated
                 else:
-                    observation = self._reset(slot, inputs[row])
+                    observation, info = self._reset(slot, inputs[row])
             except Abandoned:
                 raise
             except BaseException as error:  # noqa: BLE001  # as in `_answer`
@@ -108,16 +129,56 @@ class EnvironmentHost(ThreadHost):
             observations.append(observation)
             rewards.append(reward)
             ends.append(end)
-        return wire.SteppedManyFrame(request.number, np.array(observations), rewards, ends, faults)
+            infos.append(info)
+        reported = [self._take(slot) for slot in request.slots]
+        return wire.SteppedManyFrame(
+            request.number,
+            np.array(observations),
+            rewards,
+            ends,
+            faults,
+            infos if self._wanted else None,
+            reported if any(reported) else None,
+        )
 
-    def _reset(self, slot: int, seed: int) -> Any:
+    def _begin(
+        self, request: wire.ResetFrame | wire.ResetManyFrame, slots: list[int], episodes: list[int]
+    ) -> None:
+        reports.phase = request.phase
+        self._episodes |= zip(slots, episodes, strict=False)
+        for slot in slots:
+            self._take(slot)  # of an attempt that was given up
+        if (request.info or {}) != self._wanted:
+            self._want(request.info or {})
+
+    def _want(self, wanted: Any) -> None:
+        """Makes rows of infos, as of `StartSimulation`."""
+        self._wanted = wanted
+        self._read = reader_of(wanted)
+        self._steppers = [
+            stepper(environment, self._observed, plain=self._plain, read=self._read)
+            for environment in self._environments
+        ]
+
+    def _reset(self, slot: int, seed: int) -> tuple[Any, Any]:
+        """The observation, and the row of its info."""
         self._method = "reset"
-        return first_observation(self._environments[slot], seed, self._observed)[0]
+        observation, _, row = first_observation(self._environments[slot], seed, self._observed, self._read)
+        return observation, as_sent(row)
 
-    def _step(self, slot: int, action: Any) -> tuple[Any, float, bool, bool]:
+    def _step(self, slot: int, action: Any) -> tuple[Any, float, bool, bool, Any]:
         self._method = "step"
-        observation, _, reward, terminated, truncated = self._steppers[slot](action)
-        return observation, reward, terminated, truncated
+        observation, _, reward, terminated, truncated, row = self._steppers[slot](action)
+        return observation, reward, terminated, truncated, as_sent(row)
+
+    def _take(self, slot: int) -> Any:
+        """What was reported for the episode of this slot since the last answer."""
+        reports.finish(self._reported[slot])
+        return reports.take(self._reported[slot])
+
+    def _current_episodes(self) -> list[tuple[int, Reported]]:
+        slot = self.current_slot
+        return [] if slot is None else [(self._episodes.get(slot, -1), self._reported[slot])]
 
     def _current_fields(self) -> dict[str, int]:
         """As of `attribution`: in a vector, those of the slot whose code runs."""

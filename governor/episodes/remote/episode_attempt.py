@@ -50,6 +50,11 @@ class EpisodeAttempt(EpisodeProgress):
             return wire.FIRST
         return wire.LAST if self.end else wire.NEXT
 
+    def begin_info(self, row: Any) -> None:
+        """With the row of the info of its reset."""
+        if self.info is not None:
+            self.info.begin(row)
+
     def begin_recording(self) -> None:
         self.slot.recorder.begin(episode=self.index, seed=self.seed)
         self.recorded = self.slot.recording = True

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from governor import logs
 from governor.episodes.entries import one_line
+from governor.episodes.info import InfoFigures, columns_of
 from governor.episodes.records.reports import LINGER_SECONDS
 from governor.episodes.remote import control, wire
 from governor.episodes.remote.episode_attempt import EpisodeAttempt, WorkerSlot
@@ -140,16 +141,20 @@ class EpisodeWorker(RemoteWorker):
         timeout = self.simulation.command.episode_timeout
         deadline = inf if timeout is None else monotonic() + timeout
         seed = self.simulation.seed_of(index)
-        return EpisodeAttempt(slot.number, index, seed, began, deadline, slot=slot, tries=tries)
+        wanted = self.simulation.command.info
+        info = InfoFigures(wanted, columns_of(wanted)) if wanted else None
+        return EpisodeAttempt(slot.number, index, seed, began, deadline, slot=slot, tries=tries, info=info)
 
-    def _stepped(self, attempt: EpisodeAttempt, following: Any, reward: float, end: int) -> bool:
-        """Whether it is still in play: it continues, or the agent must learn its last step."""
+    def _stepped(self, attempt: EpisodeAttempt, following: Any, reward: float, end: int, row: Any) -> bool:
+        """`row` is of its info. Whether it is still in play: it continues, or the agent must learn its last step."""
         attempt.value += reward
         attempt.steps += 1
         if attempt.steps >= self._limit:
             end |= wire.TRUNCATED
         terminated, truncated = bool(end & wire.TERMINATED), bool(end & wire.TRUNCATED)
-        values = (attempt.observation, attempt.action, reward, terminated, truncated, self._version)
+        if attempt.info is not None:
+            attempt.info.add(row)
+        values = (attempt.observation, attempt.action, reward, terminated, truncated, self._version, row)
         attempt.observation, attempt.reward, attempt.end = following, reward, end
         try:
             attempt.slot.recorder.step(*values)

@@ -58,13 +58,15 @@ class SingleWorker(EpisodeWorker):
 
     def _play(self, attempt: EpisodeAttempt) -> None:
         environment, agent = self._connected(self._environment), self._connected(self._agent)
-        reset = wire.ResetFrame(environment.next_number(), attempt.seed, attempt.index)
+        phase, info = self.simulation.command.name, self.simulation.command.info or None
+        reset = wire.ResetFrame(environment.next_number(), attempt.seed, attempt.index, phase, info)
         observed = self._ask(environment, reset, attempt, wire.ObservedFrame)
         if observed is None:
             return
+        attempt.begin_info(observed.info)
         attempt.observation = observed.observation
         request: wire.BeginFrame | wire.ActFrame = wire.BeginFrame(
-            agent.next_number(), attempt.observation, self._train, attempt.index
+            agent.next_number(), attempt.observation, self._train, attempt.index, phase
         )
         while True:
             acted = self._ask(agent, request, attempt, wire.ActedFrame)
@@ -76,7 +78,7 @@ class SingleWorker(EpisodeWorker):
             if stepped is None:
                 return
             end = wire.TERMINATED * stepped.terminated | wire.TRUNCATED * stepped.truncated
-            if not self._stepped(attempt, stepped.observation, stepped.reward, end):
+            if not self._stepped(attempt, stepped.observation, stepped.reward, end, stepped.info):
                 return
             if attempt.end:
                 break
@@ -92,6 +94,8 @@ class SingleWorker(EpisodeWorker):
     def _ask(self, channel: RequestChannel, request: Any, attempt: EpisodeAttempt, kind: type[Any]) -> Any:
         """The answer; None if the attempt has ended instead. Raises RoundLost."""
         answer = self._answer(channel, request, self._attempts, kind)
+        if answer is not None and answer.reported:
+            attempt.reported.merge(answer.reported)
         if answer is not None and monotonic() >= attempt.deadline:
             self._end(attempt, "timed_out", self._overdue_reason)
             return None
@@ -115,7 +119,10 @@ class VectorWorker(EpisodeWorker):
         channel = self._connected(self._environment)
         slots = [attempt.slot.number - self._first_slot for attempt in starting]
         seeds, indices = [attempt.seed for attempt in starting], [attempt.index for attempt in starting]
-        request = wire.ResetManyFrame(channel.next_number(), slots, seeds, indices)
+        command = self.simulation.command
+        request = wire.ResetManyFrame(
+            channel.next_number(), slots, seeds, indices, command.name, command.info or None
+        )
         answer = self._answer(channel, request, starting, wire.SteppedManyFrame)
         if answer is None:
             return False
@@ -124,6 +131,9 @@ class VectorWorker(EpisodeWorker):
             zip(starting, self._observations_of(answer), strict=True)
         ):
             attempt.observation = observation
+            self._merge_reported(answer, row, attempt)
+            if answer.infos is not None:
+                attempt.begin_info(answer.infos[row])
             self._end_faulty(attempt, faults.get(row))
         return not faults
 
@@ -145,6 +155,7 @@ class VectorWorker(EpisodeWorker):
             [attempt.end for attempt in attempts],
             self._train,
             [attempt.index for attempt in attempts if attempt.kind == wire.FIRST],
+            self.simulation.command.name,
         )
         answer = self._answer(channel, request, attempts, wire.ActedManyFrame)
         if answer is None:
@@ -153,6 +164,7 @@ class VectorWorker(EpisodeWorker):
         actions = answer.actions.tolist() if self._plain_action else answer.actions
         acting = dict(zip(answer.rows, actions, strict=True))
         for row, attempt in enumerate(attempts):
+            self._merge_reported(answer, row, attempt)
             if not self._end_faulty(attempt, faults.get(row)) and attempt.kind == wire.LAST:
                 self._end_in_time(attempt, attempt.regular_outcome)
         self._attempts = [attempts[row] for row in acting]
@@ -182,15 +194,24 @@ class VectorWorker(EpisodeWorker):
         results = zip(attempts, self._observations_of(answer), answer.rewards, answer.ends, strict=True)
         now = monotonic()
         continuing = []
+        infos = answer.infos if answer.infos is not None else [None] * len(attempts)
         for row, (attempt, following, reward, end) in enumerate(results):
+            self._merge_reported(answer, row, attempt)
             if self._end_faulty(attempt, faults.get(row)):
                 continue
             if now >= attempt.deadline:
                 self._idle.append(attempt.slot)
                 self._end(attempt, "timed_out", self._overdue_reason)
-            elif self._stepped(attempt, following, reward, end):
+            elif self._stepped(attempt, following, reward, end, infos[row]):
                 continuing.append(attempt)
         self._attempts = continuing
+
+    @staticmethod
+    def _merge_reported(
+        answer: wire.SteppedManyFrame | wire.ActedManyFrame, row: int, attempt: EpisodeAttempt
+    ) -> None:
+        if answer.reported is not None and answer.reported[row]:
+            attempt.reported.merge(answer.reported[row])
 
     def _observations_of(self, answer: wire.SteppedManyFrame) -> Sequence[Any]:
         observations: Any = answer.observations

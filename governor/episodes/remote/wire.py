@@ -32,10 +32,12 @@ class WireFrame(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ResetFrame(WireFrame, frozen=True, tag=1):
-    """`seed` has 32 bits. `episode` is its number in the phase, for the reason of an exit of the process."""
+    """`seed` has 32 bits. `episode` is its number in the phase. `info`: what is wanted of infos, as of `StartSimulation`."""
 
     seed: int
     episode: int = -1
+    phase: str = ""
+    info: Any = None
 
 
 class StepFrame(WireFrame, frozen=True, tag=2):
@@ -43,18 +45,24 @@ class StepFrame(WireFrame, frozen=True, tag=2):
 
 
 class ObservedFrame(WireFrame, frozen=True, tag=3):
-    """Answer to `ResetFrame`."""
+    """Answer to `ResetFrame`. `info` is the row of its info (`episodes.info`), `reported` what user code has reported since the last
+    answer (`metrics.Sums`), None for nothing. So it is with the other answers.
+    """
 
     observation: Any
+    info: Any = None
+    reported: Any = None
 
 
 class SteppedFrame(WireFrame, frozen=True, tag=4):
-    """Answer to `StepFrame`. Gymnasium's fifth value, `info`, is not sent: it may hold anything."""
+    """Answer to `StepFrame`."""
 
     observation: Any
     reward: float
     terminated: bool
     truncated: bool
+    info: Any = None
+    reported: Any = None
 
 
 class BeginFrame(WireFrame, frozen=True, tag=5):
@@ -63,6 +71,7 @@ class BeginFrame(WireFrame, frozen=True, tag=5):
     observation: Any
     train: bool
     episode: int = -1
+    phase: str = ""
 
 
 class ActFrame(WireFrame, frozen=True, tag=6):
@@ -77,6 +86,7 @@ class ActedFrame(WireFrame, frozen=True, tag=7):
 
     action: Any
     weight_version: int = 0
+    reported: Any = None
 
 
 class FinishFrame(WireFrame, frozen=True, tag=8):
@@ -90,6 +100,8 @@ class FinishFrame(WireFrame, frozen=True, tag=8):
 
 class FinishedFrame(WireFrame, frozen=True, tag=9):
     """Answer to `FinishFrame` and `SaveFrame`."""
+
+    reported: Any = None
 
 
 class FaultFrame(WireFrame, frozen=True, tag=10):
@@ -120,6 +132,8 @@ class ResetManyFrame(WireFrame, frozen=True, tag=12):
     slots: list[int]
     seeds: list[int]
     episodes: list[int] = []
+    phase: str = ""
+    info: Any = None
 
 
 class StepManyFrame(WireFrame, frozen=True, tag=13):
@@ -128,12 +142,16 @@ class StepManyFrame(WireFrame, frozen=True, tag=13):
 
 
 class SteppedManyFrame(WireFrame, frozen=True, tag=14):
-    """Answer to `ResetManyFrame` (rewards and ends have no meaning then) and `StepManyFrame`: a row for each slot, in that order."""
+    """Answer to `ResetManyFrame` (rewards and ends have no meaning then) and `StepManyFrame`: a row for each slot, in that order.
+    `infos` and `reported` have an item for each row, or are None.
+    """
 
     observations: Any
     rewards: list[float]
     ends: list[int]
     faults: list[RowFault]
+    infos: Any = None
+    reported: Any = None
 
 
 class ActManyFrame(WireFrame, frozen=True, tag=15):
@@ -150,15 +168,19 @@ class ActManyFrame(WireFrame, frozen=True, tag=15):
     ends: list[int]
     train: bool
     episodes: list[int] = []
+    phase: str = ""
 
 
 class ActedManyFrame(WireFrame, frozen=True, tag=16):
-    """An action for each row that is not LAST and has no fault; `rows` are their numbers."""
+    """An action for each row that is not LAST and has no fault; `rows` are their numbers. `reported` has an item for each row
+    of the request, or is None.
+    """
 
     rows: list[int]
     actions: Any
     weight_version: int
     faults: list[RowFault]
+    reported: Any = None
 
 
 FIRST: Final = 0

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Final, get_args
 
 import msgspec
 
-from governor.messages import COMPLETE, EpisodeRecord, Evaluate, FlowControl, StartSimulation, Until
+from governor.episodes.metrics import NONFINITE
+from governor.messages import COMPLETE, EpisodeRecord, FlowControl, StartSimulation, Until
 from governor.messages.figures import GoalFigures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
 STRENGTH: Final[dict[FlowControl, int]] = {flow: level for level, flow in enumerate(get_args(FlowControl))}
 
@@ -27,21 +28,28 @@ METRICS: Final[dict[str, Callable[[EpisodeRecord], float]]] = {
     "steps": lambda record: float(record.steps),
     "seconds": lambda record: record.seconds,
 }
-"""Metrics that an `until` may name, beside ``return.PLAYER``."""
+"""Metrics of every episode, beside ``return.PLAYER``."""
 _OF_PLAYER: Final = "return."
 
 
-def is_metric(name: str) -> bool:
-    return name in METRICS or (name.startswith(_OF_PLAYER) and len(name) > len(_OF_PLAYER))
+def is_metric(name: str, *, info: Collection[str] = (), reports: Collection[str] = ()) -> bool:
+    """Whether episodes may have it: of `info` keys and ``PLAYER.key``, each also with ``.nonfinite``, or anything if it is ``all``."""
+    if name in METRICS or (name.startswith(_OF_PLAYER) and len(name) > len(_OF_PLAYER)) or info == "all":
+        return True
+    plain = name.removesuffix(NONFINITE)
+    return plain in reports or plain in info or any(plain.endswith(f".{key}") for key in info)
 
 
 def measure(record: EpisodeRecord, metric: str) -> float | None:
-    """None for a player that did not take part, and for an episode that was neither terminated nor truncated."""
+    """None if the episode does not have it, and for an episode that was neither terminated nor truncated."""
     if record.outcome not in COMPLETE:
         return None
     if metric in METRICS:
         return METRICS[metric](record)
-    return record.values.get(metric.removeprefix(_OF_PLAYER))
+    if metric.endswith(NONFINITE):
+        return record.metrics.get(metric, 0.0)
+    value = record.values.get(metric.removeprefix(_OF_PLAYER)) if metric.startswith(_OF_PLAYER) else None
+    return record.metrics.get(metric) if value is None else value
 
 
 def holds(value: float, *, at_least: float | None, at_most: float | None) -> bool:
@@ -56,11 +64,12 @@ def strongest(flows: Iterable[FlowControl]) -> FlowControl:
 
 def faults(command: StartSimulation) -> list[str]:
     """The rules with an unknown metric, one line each."""
-    rules: list[Until | Evaluate] = [*command.until, *([command.evaluate] if command.evaluate else [])]
+    sections = (command.evaluate, command.checkpoint)
+    rules = [*command.until, *(section for section in sections if section is not None)]
     return [
-        f"unknown metric {rule.metric!r}; known: {', '.join(sorted(METRICS))}"
+        f"unknown metric {rule.metric!r}; known: {', '.join(sorted({*METRICS, *command.info, *command.reports}))}"
         for rule in rules
-        if rule.metric is not None and not is_metric(rule.metric)
+        if rule.metric is not None and not is_metric(rule.metric, info=command.info, reports=command.reports)
     ]
 
 

@@ -117,7 +117,12 @@ class PhaseRules:
             value = tally.values.mean if tally is not None and tally.values.count else None
             await checkpoints.every(stage.trained, metric=value)
             if self._command.evaluate is None:
-                await checkpoints.best(stage.trained, metric=value, sign=1.0)
+                sign = (
+                    -1.0
+                    if self._command.checkpoint is not None and self._command.checkpoint.direction == "min"
+                    else 1.0
+                )
+                await checkpoints.best(stage.trained, metric=value, sign=sign)
 
     async def _tried(self, keeping: Coroutine[Any, Any, None]) -> str:
         try:

@@ -1,7 +1,8 @@
 """The running figures of a phase, and its metrics, `PartEnded.metrics`, computed from them.
 
 `return_*` and `steps_mean` are over the terminated and truncated episodes, and absent if there is none;
-`return_mean.<player>` is over those in which the player took part. The standard deviation is that of the population
+`return_mean.<player>` is over those in which the player took part. Of each metric of the user there are `_mean`, `_min` and
+`_max` over the episodes that have it, and `_nonfinite`, how many values were NaN or infinite. The standard deviation is that of the population
 (ddof 0), as in Gymnasium's and Trinity's tables.
 """
 
@@ -10,7 +11,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, get_args
 
-from governor.episodes.rules.conditions import Goal, append_bounded, strongest
+from governor.episodes.metrics import NONFINITE
+from governor.episodes.rules.conditions import Goal, append_bounded, measure, strongest
 from governor.episodes.rules.evaluation import EvaluationResults, stage_of
 from governor.messages import BAD, COMPLETE, EpisodeOutcome
 from governor.messages.curves import CURVES, EVALUATION, Curve
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 LAST_RETURNS: Final = 50
 """Episodes over which the status of a run averages the return."""
+MOST_METRICS: Final = 256
+"""Names of the user's metrics in a phase; further ones are on record in the episodes alone."""
 
 
 class PhaseStatistics:
@@ -61,8 +65,19 @@ class PhaseStatistics:
             figures.complete_steps += record.steps
             for player, value in record.values.items():
                 figures.by_player.setdefault(player, Spread()).add(value)
+            self._add_metrics(figures, record)
         if self._command.checkpoint is not None:
-            self._add_to_stage(record, record.value if is_complete else None)
+            self._add_to_stage(record, measure(record, self._command.checkpoint.metric))
+
+    @staticmethod
+    def _add_metrics(figures: PhaseFigures, record: EpisodeRecord) -> None:
+        for name, value in record.metrics.items():
+            spread = figures.metrics.get(name)
+            if spread is None:
+                if len(figures.metrics) >= MOST_METRICS:
+                    continue
+                spread = figures.metrics[name] = Spread()
+            spread.add(value)
 
     @staticmethod
     def _add_to_curves(figures: PhaseFigures, record: EpisodeRecord) -> None:
@@ -124,4 +139,14 @@ def summarize(figures: PhaseFigures, *, steps_per_second: float | None = None) -
     metrics |= {f"return_mean.{player}": spread.mean for player, spread in figures.by_player.items()}
     if steps_per_second is not None:
         metrics["steps_per_second"] = steps_per_second
-    return metrics
+    return _of_user(figures) | metrics
+
+
+def _of_user(figures: PhaseFigures) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, spread in figures.metrics.items():
+        if name.endswith(NONFINITE):
+            found[f"{name.removesuffix(NONFINITE)}_nonfinite"] = spread.total
+        else:
+            found |= {f"{name}_mean": spread.mean, f"{name}_min": spread.low, f"{name}_max": spread.high}
+    return found

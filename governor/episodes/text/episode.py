@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 from uuid import uuid4
 
 from governor import logs
+from governor.episodes.info import InfoFigures, columns_of, reader_of
 from governor.episodes.text.base_urls import session_id
 from governor.episodes.text.environments import user_calls
 from governor.episodes.text.environments.environment import EnvironmentFault, TextStep
@@ -31,6 +32,7 @@ from governor.output.attribution import attributed
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from governor.episodes.info import Wanted
     from governor.episodes.text.actor_pool import ActorHandle
     from governor.episodes.text.chat_model import Answer
     from governor.episodes.text.environments.environment import Message, TextEnvironment
@@ -67,12 +69,13 @@ class EpisodeContext:
     handler: Any
     sessions: SessionLog
     connections: HTTPEnvironments
+    info: Wanted = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
 class TextEpisodeRecord:
     """How one episode ended. `session_id` is unique, and the data manager's own where it has one. `total_reward` is the undiscounted sum so far, also if `result` is NaN; `steps` counts the
-    environment's steps; `seconds` run from the lease to the end.
+    environment's steps; `seconds` run from the lease to the end. `metrics`: figures of `info`.
     """
 
     env_name: str
@@ -84,6 +87,7 @@ class TextEpisodeRecord:
     total_reward: float = 0.0
     steps: int = 0
     seconds: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -122,6 +126,8 @@ class TextEpisode:
         self._environment: TextEnvironment | None = None
         self._in_call = False
         self._fault = ""
+        self._read = reader_of(context.info)
+        self._figures = InfoFigures(context.info, columns_of(context.info))
 
     @property
     def broken(self) -> str:
@@ -254,6 +260,9 @@ class TextEpisode:
             raise EnvironmentFault(f"the reward is {step.reward}")
         self.record.steps, self._info = number, step.info
         self.record.total_reward += step.reward
+        if self._read is not None:
+            self._figures.add(self._read(step.info))
+            self.record.metrics = self._figures.figures()
         return step
 
     async def _record(self, number: int, prompt: list[Message], answer: Answer, *, step: TextStep) -> None:

@@ -24,6 +24,7 @@ from governor.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from governor.episodes.info import Wanted
     from governor.episodes.text.actor_pool import ActorHandle
     from governor.episodes.text.base_urls import BaseURLProvider
     from governor.episodes.text.episode import Model, TextEpisodeRecord
@@ -71,12 +72,14 @@ class Interactor:
         episode_timeout: float | None = EPISODE_SECONDS,
         chat_model: Model | None = None,
         on_record: Callable[[ActorHandle, TextEpisodeRecord], None] | None = None,
+        info: Wanted | None = None,
     ) -> None:
         """All times are in seconds. `env_http_timeout_s` limits each attempt of a call over HTTP, and each call in process;
         `episode_timeout` an episode.
 
         `chat_model` is used instead of a ChatModel made from `base_url_provider`, `api_key`, `model` and `temperature`; the
         caller closes it. `on_record` is called with each record before the actor is released to the pool.
+        `info`: keys of `info` with what an episode gets of them (``last``, ``mean``, ``sum``, ``min``, ``max``), or ``all``.
         """
         if max_steps < 1 or (max_workers is not None and max_workers < 1):
             raise UsageError("max_steps and max_workers must be at least 1")
@@ -106,6 +109,7 @@ class Interactor:
             handler=episode_handler,
             sessions=self._sessions,
             connections=self._connections,
+            info=info or {},
         )
         self._on_record = on_record
         self._running = False

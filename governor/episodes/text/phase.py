@@ -137,6 +137,7 @@ class TextPhase:
                 episode_timeout=command.episode_timeout or EPISODE_SECONDS,
                 chat_model=model,
                 on_record=ended,
+                info=command.info,
             )
             stack.push_async_callback(interactor.aclose)
             try:

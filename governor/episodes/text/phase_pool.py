@@ -104,6 +104,7 @@ class PhasePool(ActorPool):
             seconds=record.seconds,
             reason=str(record.reason),
             traceback=traceback_of(record.reason),
+            metrics=record.metrics,
         )
         self.sessions[index] = record.session_id
         try:

@@ -15,13 +15,16 @@ import os
 import shutil
 import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 import msgspec
 
-from governor.episodes.local.execution_context import ExecutionContext
+from governor.episodes.context import Context, reports
+from governor.episodes.info import columns_of
+from governor.episodes.local.execution_context import ExecutionContext, current_episodes
 from governor.episodes.local.local_agent import LocalAgent
 from governor.episodes.local.stepping import LocalEpisodeWorker, SeveralPlayers
 from governor.episodes.records import episode_file
@@ -55,7 +58,7 @@ _player: Player | None = None
 def play(number: int, chunk: bytes, context: TaskContext) -> Any:
     """The task. Its first run returns READY, WITHOUT_STATE, or reason and traceback of why not; the others an episode (`encode_episode`) or UNPREPARED."""
     if context.run_id == 0:
-        return _in_thread(lambda: _make_ready(decode_chunk(chunk), context.run_folder))
+        return _in_thread(lambda: _make_ready(decode_chunk(chunk), context.run, context.run_folder))
     player = _player
     if player is None or player.chunk.number != number:
         return UNPREPARED
@@ -77,7 +80,7 @@ def _in_thread(work: Callable[[], Any]) -> Any:
         return future.result()
 
 
-def _make_ready(chunk: EpisodeChunk, run_folder: Path) -> str | list[str]:
+def _make_ready(chunk: EpisodeChunk, run: str, run_folder: Path) -> str | list[str]:
     global _player  # noqa: PLW0603  # a runner plays for one phase at a time
     key = chunk.part, chunk.resets
     if _player is not None and (_player.key != key or _player.replays < chunk.replays):
@@ -88,7 +91,13 @@ def _make_ready(chunk: EpisodeChunk, run_folder: Path) -> str | list[str]:
         sees_folder = episode_file.path_of(run_folder, command.name).exists()
         if not sees_folder and chunk.learned and chunk.state is None:
             return WITHOUT_STATE
-        player = Player(command, chunk=chunk, folder=run_folder if sees_folder else None)
+        player = Player(
+            command,
+            chunk=chunk,
+            folder=run_folder if sees_folder else None,
+            run=run,
+            run_folder=run_folder,
+        )
         try:
             player.make()
         except ConductorError as error:
@@ -110,8 +119,16 @@ class _Actor(LocalAgent):
 class Player:
     """Environment, agent and recorder of this process, and the `stepping.EpisodeSource` of its worker: one episode at a time."""
 
-    def __init__(self, command: StartSimulation, *, chunk: EpisodeChunk, folder: Path | None) -> None:
-        """`folder` is that of the run; None if this runner cannot see it."""
+    def __init__(
+        self,
+        command: StartSimulation,
+        *,
+        chunk: EpisodeChunk,
+        folder: Path | None,
+        run: str,
+        run_folder: Path,
+    ) -> None:
+        """`folder` is that of the run, `run_folder`; None if this runner cannot see it. `run` is the run's id."""
         if command.made_environment is None:
             raise ConductorError("the command does not say what its environment is made of")
         self.command = msgspec.structs.replace(command, workers=1)
@@ -133,9 +150,24 @@ class Player:
             state_path.parent.mkdir()
             state_path.write_bytes(chunk.state)
         self._folder = folder
-        self._agent = _Actor(name=name, made=made, seed=command.seed, state_path=state_path)
+        for_user = partial(Context, run_id=run, run_folder=run_folder)
+        reports.phase = command.name
+        self._agent = _Actor(
+            name=name,
+            made=made,
+            seed=command.seed,
+            state_path=state_path,
+            context=for_user(name=f"agent.{name}"),
+        )
         context = ExecutionContext(chunk.worker, owner=chunk.worker, agent=name)
-        self._worker = LocalEpisodeWorker(self, [context], self._agent, command.made_environment)
+        reports.bind(partial(current_episodes, [context]))
+        self._worker = LocalEpisodeWorker(
+            self,
+            [context],
+            self._agent,
+            command.made_environment,
+            user_context=for_user(name=f"environment.{command.environment}"),
+        )
 
     def make(self) -> None:
         """Builds environment and agent. Raises ConductorError."""
@@ -183,7 +215,10 @@ class Player:
 
     def recorder(self, worker: int, observation: SpaceSpec, action: SpaceSpec) -> StepRecorder:
         self._recorder = StepRecorder(
-            self._folder, phase=self.command.name, worker=worker, columns=Columns.of(observation, action)
+            self._folder,
+            phase=self.command.name,
+            worker=worker,
+            columns=Columns.of(observation, action, columns_of(self.command.info)),
         )
         return self._recorder
 
