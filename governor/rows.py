@@ -6,7 +6,7 @@ Rule: they come in groups of rows, so that a caller who writes them holds one gr
 from __future__ import annotations
 
 import json
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from governor.episodes import trajectories
 from governor.episodes.records import episode_file
+from governor.episodes.records.info_columns import aligned
 from governor.errors import UsageError
 from governor.messages import EpisodeRecord, TaskRecord
 
@@ -41,6 +42,7 @@ def _schema(record: type[msgspec.Struct], *before: str) -> pa.Schema:
 
 
 EPISODES: Final = _schema(EpisodeRecord, "phase", "mode")
+"""Without their metrics, which have a column each: ``metrics.<name>``."""
 TASKS: Final = _schema(TaskRecord, "phase")
 
 
@@ -66,8 +68,10 @@ def rows_of(
     if rows == "tasks":
         return TASKS, _grouped(_tasks(wanted, folder), TASKS)
     if rows == "episodes":
-        paths = [episode_file.path_of(folder, one.name) for one in wanted]
-        return EPISODES, _grouped(_lines(path for path in paths if path.exists()), EPISODES)
+        paths = [path for one in wanted if (path := episode_file.path_of(folder, one.name)).exists()]
+        names = sorted(set().union(*map(_metrics_in, paths)))
+        schema = pa.schema([*EPISODES, *((f"metrics.{name}", pa.float64()) for name in names)])
+        return schema, _grouped(_lines(paths), schema)
     return _steps(folder, order, phase=phase)
 
 
@@ -94,9 +98,27 @@ def _lines(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
             yield from (_episode(decode(line)) for line in file if line.endswith(b"\n"))
 
 
+class _Metrics(msgspec.Struct):
+    metrics: dict[str, float] = {}  # msgspec copies it
+
+
+def _metrics_in(path: Path) -> set[str]:
+    """The names of the metrics that its episodes have. Raises OSError."""
+    decode = msgspec.json.Decoder(_Metrics).decode
+    found: set[str] = set()
+    with path.open("rb") as file:
+        for line in file:
+            if b'"metrics":' in line and line.endswith(b"\n"):
+                found.update(decode(line).metrics)
+    return found
+
+
 def _episode(line: dict[str, Any]) -> dict[str, Any]:
     """`values`, the returns of several players, become a text: not every episode has the same players."""
-    return {**line, "values": encode_json(line["values"]).decode()} if "values" in line else line
+    metrics = {f"metrics.{name}": value for name, value in line.pop("metrics", {}).items()}
+    if "values" in line:
+        line["values"] = encode_json(line["values"]).decode()
+    return line | metrics
 
 
 def _grouped(records: Iterator[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.Table]:
@@ -113,9 +135,10 @@ def _steps(folder: Path, order: list[str], *, phase: str | None) -> tuple[pa.Sch
     parts = [part for name in names if (part := trajectories.tables(folder, name, ended=True)) is not None]
     if not parts:
         return pa.schema([]), iter(())
-    if any(not schema.equals(parts[0][0]) for schema, _ in parts):
+    schema = trajectories.common_schema([schema for schema, _ in parts])
+    if schema is None:
         raise UsageError(f"the phases {_listed(names)} have different columns: choose one")
-    return parts[0][0], chain.from_iterable(groups for _, groups in parts)
+    return schema, (aligned(table, schema) for _, groups in parts for table in groups)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -202,6 +202,9 @@ def _words(kind: str, data: dict[str, Any], view: RunView) -> str:  # noqa: C901
             return _with_reason(text, data.get("first_failure"))
         case "episode.ended":
             return f"{view.phase_name(data.get('phase'))} {_episode(data.get('episode', {}))}"
+        case "task.reported":
+            last = {name: sums[4] for name, sums in data.get("values", {}).items() if sums[0]}
+            return f"{view.phase_name(data.get('phase'))} {_task(data | {'metrics': last})}"
         case "task.started" | "task.attempt_ended" | "task.ended":
             return f"{view.phase_name(data.get('phase'))} {_task(data | data.get('record', {}))}"
         case _ if kind.startswith("conductor."):

@@ -15,8 +15,10 @@ from math import isfinite
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
+import numpy as np
+
 from governor import logs
-from governor.episodes.metrics import MOST, NONFINITE, PLAIN, drop, is_name, number, put
+from governor.episodes.metrics import MOST, NONFINITE, drop, is_name, number, put
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +29,8 @@ Row: TypeAlias = tuple[Any, ...] | list[Any] | dict[str, Any] | None
 ALL: Final = "all"
 RESERVED: Final = frozenset({"return", "steps", "seconds"})
 """Metrics of every episode: no key of `info` may have such a name."""
+PLAIN: Final = frozenset({bool, int, float, np.bool_, np.float64, np.float32, np.int64, np.int32, np.uint8})
+"""Types of numbers that cannot be changed: they are kept as they are until they are written."""
 
 log = logs.get_logger()
 

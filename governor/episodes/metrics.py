@@ -13,8 +13,6 @@ import re
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import numpy as np
-
 from governor import logs
 
 if TYPE_CHECKING:
@@ -27,9 +25,6 @@ Sums: TypeAlias = dict[str, list[float]]
 """For each name the number of finite values, their sum, and the number of the others."""
 
 is_name: Final = re.compile(NAME).match
-PLAIN: Final = frozenset({bool, int, float, np.bool_, np.float64, np.float32, np.int64, np.int32, np.uint8})
-"""Types of numbers that cannot be changed: they are kept as they are until they are written."""
-
 log = logs.get_logger()
 
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from governor.episodes.records import episode_file
+from governor.episodes.records.info_columns import aligned, names_in, with_info, without_info
 from governor.episodes.records.merge import ColumnsAdded, Merge, parquet_of
 from governor.episodes.records.step_columns import is_text, rows_schema, table_schema
 from governor.episodes.records.stream import SUFFIX, folder_of, streams_of
@@ -25,7 +26,7 @@ from governor.errors import UsageError
 from governor.files import put_in_place, temporary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from governor.index_ranges import IndexRanges
@@ -171,11 +172,20 @@ def read(run_folder: Path, phase: str | None = None) -> pa.Table:
     found = [one for name in phases if (one := tables(run_folder, name)) is not None]
     if not found:
         raise UsageError(f"no steps are on record in {folder_of(run_folder)}")
-    schemas = [schema.remove_metadata() for schema, _ in found]
-    if any(not schema.equals(schemas[0]) for schema in schemas):
+    schema = common_schema([schema for schema, _ in found])
+    if schema is None:
         raise UsageError(
             f"the phases {', '.join(map(repr, phases))} have different columns: read one of them"
         )
     return pa.concat_tables(
-        [pa.Table.from_batches([], found[0][0]), *(table for _, one in found for table in one)]
+        [pa.Table.from_batches([], schema), *(aligned(table, schema) for _, one in found for table in one)]
     )
+
+
+def common_schema(schemas: Sequence[pa.Schema]) -> pa.Schema | None:
+    """The columns of tables together: they may differ in numbers of `info` alone; None if they do otherwise."""
+    plain = [without_info(schema).remove_metadata() for schema in schemas]
+    if any(not schema.equals(plain[0]) for schema in plain):
+        return None
+    names = sorted({name for schema in schemas for name in names_in(schema)})
+    return table_schema(with_info(rows_schema(schemas[0]), names))

@@ -29,7 +29,15 @@ if TYPE_CHECKING:
 KINDS: Final = frozenset(
     {event.kind for event in EVENTS}
     | {"phase.started", "phase.ended", "run.transition", "run.interrupted", "run.ended", "run.accepted"}
-    | {"run.inherited", "run.restarted", "part.finalizing", "task.started", "task.attempt_ended", *RECORD_OF}
+    | {
+        "run.inherited",
+        "run.restarted",
+        "part.finalizing",
+        "task.started",
+        "task.attempt_ended",
+        "task.reported",
+        *RECORD_OF,
+    }
 )
 """All kinds of events that are recorded."""
 _EVENTS: Final = (

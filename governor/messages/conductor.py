@@ -75,6 +75,27 @@ class TaskAttemptEnded(Message, frozen=True):
     traceback: str = ""
 
 
+class ReportedSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What was reported of one metric: number, mean, minimum, maximum and last of the finite values, and how many were not."""
+
+    count: int
+    mean: float
+    low: float
+    high: float
+    last: float
+    others: int = 0
+
+
+class TaskReported(Message, frozen=True):
+    """What a task has reported while it runs, by name, since the event before."""
+
+    phase: int
+    task: str
+    run: int
+    attempt: int
+    values: dict[str, ReportedSums]
+
+
 class PartEndedReport(Message, frozen=True):
     """The simulation or the task graph of a phase is over. `end` is the reason: ``max_episodes``, ``until``,
     ``tasks_done``, ``stopped``; `failures` counts episodes or tasks that ended badly; `first_failure` is one
@@ -121,6 +142,7 @@ ConductorEvent: TypeAlias = (
     | FiguresUpdated
     | TaskStarted
     | TaskAttemptEnded
+    | TaskReported
     | TaskEnded
     | PartFinalizing
     | PartEndedReport

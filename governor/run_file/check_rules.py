@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from governor.episodes.rules.conditions import METRICS, is_metric
+from governor.messages import Checkpoint
 from governor.run_file.plain_data import is_count, items
 from governor.units.sections import suggestion
 
@@ -101,9 +102,11 @@ def _checkpoint(
     if checkpoint.get("best") is True and every is None and not evaluated:
         yield (*path, "best"), "nothing says which is the best: say 'evaluate', or 'every'"
     for key in ("metric", "direction"):
-        if checkpoint.get(key) is not None and checkpoint.get("best") is not True:
+        if checkpoint.get(key, default := Checkpoint.model_fields[key].default) == default:
+            continue
+        if checkpoint.get("best") is not True:
             yield (*path, key), "has no meaning without 'best: true'"
-        elif checkpoint.get(key) is not None and evaluated:
+        elif evaluated:
             yield (*path, key), "has no meaning with 'evaluate', whose metric counts"
 
 

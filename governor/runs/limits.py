@@ -10,7 +10,14 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from governor.messages import EpisodeEnded, PartFinalizing, TaskAttemptEnded, TaskEnded, TaskStarted
+from governor.messages import (
+    EpisodeEnded,
+    PartFinalizing,
+    TaskAttemptEnded,
+    TaskEnded,
+    TaskReported,
+    TaskStarted,
+)
 from governor.run_file.model import TASKS
 from governor.runs.result import figures_of
 from states.events import LimitExceeded
@@ -23,7 +30,9 @@ if TYPE_CHECKING:
     from governor.run_file.model import LimitsSection
     from governor.runs.assignment import Assignment
 
-Recorded: TypeAlias = EpisodeEnded | PartFinalizing | TaskStarted | TaskAttemptEnded | TaskEnded
+Recorded: TypeAlias = (
+    EpisodeEnded | PartFinalizing | TaskStarted | TaskReported | TaskAttemptEnded | TaskEnded
+)
 OF_ATTEMPTS: Final = ("conductor.ready", "task.started", "task.attempt_ended", "task.ended")
 """The events that count attempts."""
 

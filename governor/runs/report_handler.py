@@ -35,6 +35,7 @@ from governor.messages import (
     Report,
     TaskAttemptEnded,
     TaskEnded,
+    TaskReported,
     TaskStarted,
     decode_report,
     encode,
@@ -58,6 +59,7 @@ _KINDS: Final = {
     PartFinalizing: "part.finalizing",
     TaskStarted: "task.started",
     TaskAttemptEnded: "task.attempt_ended",
+    TaskReported: "task.reported",
 }
 
 

@@ -50,6 +50,10 @@ class TaskContext:
     is_eval: bool = False
     tell: Callable[..., None] = field(default=lambda **_: None, repr=False)
     """``tell(model_version=3, step=7)`` sets keys of the runner's state, which its scheduler shows."""
+    report: Callable[..., None] = field(default=lambda **_: None, repr=False)
+    """``report(loss=0.5)`` reports numbers while the task runs. They are sent about once a second; the last finite one is a metric
+    of the task, unless it returns one of that name. NaN and infinities are counted, as ``loss.nonfinite``.
+    """
 
     @property
     def task_id(self) -> str:

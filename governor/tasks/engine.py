@@ -20,6 +20,7 @@ from governor.tasks.protocol.wire import (
     Loading,
     LogLine,
     Over,
+    Reported,
     StateUpdate,
     WorkItem,
 )
@@ -270,12 +271,15 @@ class Engine:
         self._changed.set()
 
     def runner_reported(
-        self, runner: int, messages: Sequence[Begun | Over | Loading | LogLine | StateUpdate], now: float
+        self,
+        runner: int,
+        messages: Sequence[Begun | Over | Loading | LogLine | StateUpdate | Reported],
+        now: float,
     ) -> None:
         reports: list[Begun | Over | Loading] = []
         for message in messages:
             match message:
-                case LogLine() | StateUpdate():
+                case LogLine() | StateUpdate() | Reported():
                     self._on_log_or_state(runner, message)
                     continue
                 case Over() if message.traceback:
@@ -287,7 +291,7 @@ class Engine:
     def runner_revoked(self, runner: int, tickets: tuple[int, ...]) -> None:
         self._handle(Revoked(time.monotonic(), runner, tickets))
 
-    def _on_log_or_state(self, runner: int, message: LogLine | StateUpdate) -> None:
+    def _on_log_or_state(self, runner: int, message: LogLine | StateUpdate | Reported) -> None:
         slot = self._core.slots.get(runner)
         if slot is None:
             return
@@ -299,8 +303,12 @@ class Engine:
             return
         if attempt.batch not in self._batches:
             return
+        listener = self._batches[attempt.batch][0]
         try:
-            self._batches[attempt.batch][0].line(attempt, message.run, message.level, message.text)
+            if isinstance(message, Reported):
+                listener.reported(attempt, message.run, message.values)
+                return
+            listener.line(attempt, message.run, message.level, message.text)
         except Exception:
             log.exception("engine.listener_failed", batch=attempt.batch)
 

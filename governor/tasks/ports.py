@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Collection, Coroutine, Iterator, Sequence
 
-    from governor.messages import LogLevel, TaskRecord
+    from governor.messages import LogLevel, ReportedSums, TaskRecord
     from governor.tasks.protocol.wire import WorkItem
     from governor.tasks.scheduling.events import (
         Attempt,
@@ -91,6 +91,9 @@ class BatchListener:
         """A log line of user code; level ``traceback`` is that of an exception."""
         log_line = getattr(log, LEVELS.get(level, "info"))
         log_line("task.log", task=attempt.task.id, run_id=run, text=text)
+
+    def reported(self, attempt: Attempt, run: int, values: dict[str, ReportedSums]) -> None:
+        """Numbers that user code has reported while it runs."""
 
     def batch_ended(self, ended: BatchEnded) -> None:
         """All runs have their outcome. Called once, last."""

@@ -9,7 +9,7 @@ Rules:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,6 +20,8 @@ from governor.episodes.records.stream import StreamReader, array
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
 PREFIX: Final = "info."
 ANY_INFO: Final = "info.*"
@@ -96,7 +98,7 @@ def with_info(schema: pa.Schema, names: Iterable[str]) -> pa.Schema:
     return pa.schema([*without_info(schema), *fields(chosen)], schema.metadata)
 
 
-def aligned(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def aligned(rows: Rows, schema: pa.Schema) -> Rows:
     """The rows with the columns of `schema`; a number that they do not have is null."""
     if rows.schema.names == schema.names:
         return rows
@@ -104,4 +106,4 @@ def aligned(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         rows.column(name) if name in rows.schema.names else pa.nulls(rows.num_rows, _NUMBER)
         for name in schema.names
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return type(rows).from_arrays(columns, schema=schema)

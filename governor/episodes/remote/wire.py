@@ -5,7 +5,7 @@ Rules:
 2. A step is one round trip to the agent and one to the environment: the act request carries the reward of the previous
    step, and the agent's host stores the last observation and action. `FinishFrame` carries the last transition of an episode.
 3. A fault of the other side is an answer (`FaultFrame`), never silence.
-4. Structs are arrays on the wire: a FrozenLake step is 5 bytes one way and 14 back.
+4. Structs are arrays on the wire: a FrozenLake step is 5 bytes one way and 17 back.
 
 An observation or action is an int for a `Discrete` space, else an array with the dtype and shape of its space. In the frames
 of a vector it is an array of shape (rows, *shape of the space); rewards and ends have one item for each row.

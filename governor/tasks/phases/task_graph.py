@@ -22,7 +22,7 @@ from governor.episodes.records.tracebacks import Tracebacks
 from governor.errors import ConductorError, JournalError
 from governor.failures import traceback_of
 from governor.journal.readers import values_of_tasks
-from governor.messages import Log, PartEndedReport, TaskAttemptEnded, TaskEnded, TaskStarted
+from governor.messages import Log, PartEndedReport, TaskAttemptEnded, TaskEnded, TaskReported, TaskStarted
 from governor.tasks.errors import GraphError
 from governor.tasks.ports import LEVELS, BatchListener
 from governor.tasks.protocol.wire import Input
@@ -33,7 +33,7 @@ from governor.tasks.work import file_name
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from governor.messages import ConductorEvent, StartTasks, TaskRecord
+    from governor.messages import ConductorEvent, ReportedSums, StartTasks, TaskRecord
     from governor.messages.link import Link
     from governor.tasks.engine import Engine
     from governor.tasks.scheduling.events import (
@@ -184,6 +184,14 @@ class PhaseTasks(BatchListener):
         del payload  # it is in a file of the run
         self.progress += 1
         self._queue_report(TaskEnded(phase=self.phase, record=self._tracebacks.take(record)))
+
+    def reported(self, attempt: Attempt, run: int, values: dict[str, ReportedSums]) -> None:
+        self.progress += 1
+        self._queue_report(
+            TaskReported(
+                phase=self.phase, task=attempt.task.id, run=run, attempt=attempt.number, values=values
+            )
+        )
 
     def line(self, attempt: Attempt, run: int, level: str, text: str) -> None:
         if level == "traceback":

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args
 import msgspec
 
 from governor.message_stream import LENGTH
+from governor.messages import ReportedSums  # noqa: TC001  # msgspec reads the annotation
 from governor.processes.identity import ProcessIdentity  # noqa: TC001  # msgspec reads the annotation
 
 if TYPE_CHECKING:
@@ -164,6 +165,13 @@ class StateUpdate(_AttemptReport, frozen=True):
     state: dict[str, Any]
 
 
+class Reported(_AttemptReport, frozen=True):
+    """User code has reported numbers."""
+
+    run: int
+    values: dict[str, ReportedSums]
+
+
 class File(_Message, frozen=True):
     """A file of the run from a runner that cannot see its folder: precedes the `Over` that names it."""
 
@@ -171,7 +179,7 @@ class File(_Message, frozen=True):
     data: bytes
 
 
-Report: TypeAlias = Loading | Begun | Over | LogLine | StateUpdate
+Report: TypeAlias = Loading | Begun | Over | LogLine | StateUpdate | Reported
 """What a runner tells of its attempts."""
 REPORTS: Final = frozenset(get_args(Report))
 FromRunner: TypeAlias = Hello | Report | Leaving | File

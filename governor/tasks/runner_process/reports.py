@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Final
 
+from governor.episodes.metrics import checked
 from governor.tasks.protocol import values
 from governor.tasks.protocol.wire import (
     Leaving,
     LogLine,
+    Reported,
     StateUpdate,
     frames,
 )
+from governor.tasks.runner_process.run_metrics import RunMetrics
 
 if TYPE_CHECKING:
     import socket
@@ -41,6 +45,7 @@ class RunnerReports:
         self._sending = threading.Lock()
         self._disabled = False
         self._ticket = self._run = self._lines = 0
+        self._metrics = RunMetrics(time.monotonic())
 
     def begin_attempt(self, ticket: int) -> None:
         """Messages of user code belong to this attempt from now on."""
@@ -49,6 +54,20 @@ class RunnerReports:
 
     def begin_run(self, run: int) -> None:
         self._run = run
+        self._metrics = RunMetrics(time.monotonic())
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What the current run has reported: the last value of each name."""
+        return self._metrics.figures()
+
+    def report(self, **values: Any) -> None:
+        """For user code (`TaskContext.report`). Raises TypeError, which names the value, for what is no number."""
+        metrics = self._metrics
+        if metrics.add(checked(values, of="context.report"), time.monotonic()):
+            found = metrics.take()
+            if self._ticket and not self._disabled:
+                self._send_for_user_code(Reported(self._ticket, self._run, found))
 
     def send(self, *messages: FromRunner) -> None:
         """Sends messages. Raises OSError when the connection is closed."""

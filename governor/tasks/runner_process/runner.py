@@ -236,7 +236,7 @@ class Serving:
             if self._forked:
                 self._leave(0)
             if returned is None:
-                return [Over(work.ticket, run, ended, ended - at)]
+                return [Over(work.ticket, run, ended, ended - at, metrics=self._reports.metrics)]
             return self._store(work, run, returned, at, ended)
         except values.Unserialisable as error:
             now = time.monotonic()
@@ -260,7 +260,7 @@ class Serving:
             ended - at,
             value=stored.value,
             value_file=stored.value_file,
-            metrics=stored.metrics,
+            metrics=self._reports.metrics | stored.metrics,
             payload=stored.payload,
         )
         return [*(File(name, data) for name, data in stored.files), over]
@@ -268,7 +268,13 @@ class Serving:
     def _failed(self, work: WorkItem, run: int, error: BaseException, seconds: float) -> Over:
         reason = _reason_of(error, cancelled=self._cancellation.fired)
         return Over(
-            work.ticket, run, time.monotonic(), seconds, error=str(reason), traceback=reason.traceback
+            work.ticket,
+            run,
+            time.monotonic(),
+            seconds,
+            error=str(reason),
+            traceback=reason.traceback,
+            metrics=self._reports.metrics,
         )
 
     def _inputs(self, work: WorkItem) -> dict[str, Any]:
@@ -299,6 +305,7 @@ class Serving:
             model=work.model,
             is_eval=work.is_eval,
             tell=self._reports.tell,
+            report=self._reports.report,
         )
 
     # -- ends of processes ----------------------------------------------------------------------------------

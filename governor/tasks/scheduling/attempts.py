@@ -173,11 +173,9 @@ class Attempts:
 
     def _failed(self, job: Job, report: Over) -> None:
         """A run raised an exception."""
-        self.outcomes.fail(
-            job,
-            report.run,
-            Termination("failed", Reason(report.error, report.traceback), seconds=report.seconds),
-        )
+        reason = Reason(report.error, report.traceback)
+        failed = Termination("failed", reason, seconds=report.seconds, metrics=report.metrics)
+        self.outcomes.fail(job, report.run, failed)
         if not job.subtask.node.ended(report.run):
             job.failed = {report.run} if job.failed is None else job.failed
             job.failed.add(report.run)
@@ -201,6 +199,8 @@ class Attempts:
             place = place_of(report.traceback) if termination.outcome == "timed_out" else ""
             error = Reason(termination.error + place, report.traceback)
             job.termination = termination = termination._replace(error=error)
+        if job.subtask.unended == 1:  # else other runs would seem to have reported this
+            termination = termination._replace(metrics=report.metrics)
         over = report.dropped or job.position == len(job.attempt.runs)
         if slot.state == "dying" or not over:
             return

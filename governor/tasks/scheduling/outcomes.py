@@ -184,6 +184,7 @@ class Outcomes:
             seconds=termination.seconds,
             error=str(termination.error),
             traceback=traceback_of(termination.error),
+            metrics=termination.metrics or {},
         )
         self._record(subtask.node, record)
 

@@ -32,13 +32,14 @@ START_PAUSE: Final = 5.0
 
 
 class Termination(NamedTuple):
-    """The outcome that the running attempt gets when it ends."""
+    """The outcome that the running attempt gets when it ends, and what it has reported."""
 
     outcome: TaskOutcome
     error: str
     retry: bool = True
     keep_runner: bool = False
     seconds: float = 0.0
+    metrics: dict[str, float] | None = None
 
 
 @dataclass(slots=True, eq=False)
