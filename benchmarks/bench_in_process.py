@@ -179,7 +179,7 @@ class Instance:
         )
         path = folder / "spec"
         path.write_bytes(encode(spec))
-        child = subprocess.Popen([sys.executable, "-c", self._program, str(path)], cwd=HERE.parent)  # noqa: ASYNC220  # once, before anything is timed
+        self.child = child = subprocess.Popen([sys.executable, "-c", self._program, str(path)], cwd=HERE.parent)  # noqa: ASYNC220  # once, before anything is timed
         self.pid = child.pid
         stack.callback(child.wait)
         stack.callback(child.kill)
@@ -192,28 +192,39 @@ class Instance:
     async def play(self, world: World, seconds: float) -> dict[str, float]:
         """Metrics of a phase that is stopped after `seconds`."""
         service = conductor_service(UID, "simulation", 1)
-        self._phase += 1
-        start = StartSimulation(
-            phase=self._phase,
-            name=f"bench-{self._phase}",
-            mode="train",
-            environment="e",
-            agents=(world.agent.rpartition(":")[2],),
-            episodes=10**7,
-            workers=1,
-            max_steps=None,
-            episode_timeout=60.0,
-            seed=0,
-            transport="in_process",
-            made_environment=Made(entry="gymnasium:CartPole-v1", vector=world.vector),
-            made_agents=(Made(entry=world.agent),),
-        )
-        await self._client.request(service, encode(start), SECRET.value, timeout=10)
+        await self.begin(world)
         await asyncio.sleep(seconds)
         await self._client.request(
             service, encode(StopPartCommand(phase=self._phase, reason="enough")), SECRET.value, timeout=10
         )
+        return await self.end()
+
+    async def end(self) -> dict[str, float]:
         return (await self._governor.next(PartEndedReport)).metrics
+
+    async def begin(self, world: World, **settings: Any) -> None:
+        """`settings` are fields of `StartSimulation`."""
+        service = conductor_service(UID, "simulation", 1)
+        self._phase += 1
+        start = StartSimulation(
+            **{
+                "phase": self._phase,
+                "name": f"bench-{self._phase}",
+                "mode": "train",
+                "environment": "e",
+                "agents": (world.agent.rpartition(":")[2],),
+                "episodes": 10**7,
+                "workers": 1,
+                "max_steps": None,
+                "episode_timeout": 60.0,
+                "seed": 0,
+                "transport": "in_process",
+                "made_environment": Made(entry="gymnasium:CartPole-v1", vector=world.vector),
+                "made_agents": (Made(entry=world.agent),),
+                **settings,
+            }
+        )
+        await self._client.request(service, encode(start), SECRET.value, timeout=10)
 
 
 WORLDS = (

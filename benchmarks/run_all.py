@@ -25,6 +25,7 @@ import bench_finalizing
 import bench_growth
 import bench_in_process
 import bench_memory
+import bench_metrics
 import bench_output
 import bench_queries
 import bench_ray_episodes
@@ -90,6 +91,7 @@ SECTIONS: tuple[tuple[str, Callable[[], list[Row]]], ...] = (
         lambda: asyncio.run(bench_in_process.measure(1.0)),
     ),
     ("Output of user code", bench_output.measure),
+    ("Steps with metrics", bench_metrics.measure),
     ("Steps on record", bench_recording.measure),
     ("Steps become one file", bench_finalizing.measure),
     ("Episodes that fail", bench_failures.measure),

@@ -37,6 +37,8 @@ _STYLES = {
     "cancelled": "yellow",
     "upstream_failed": "yellow",
 }
+MOST_METRICS: Final = 64
+"""Of the user in the result for people; --json has all."""
 _VALUE_LENGTH = 60
 
 
@@ -65,6 +67,9 @@ def result(found: RunResult) -> Group:
     parts += [Text(clean(f"resumes {found.parent}"), style="dim")] if found.parent else []
     if found.phases:
         parts += ["", _phases(found.phases)]
+    for phase in found.phases:
+        if names := names_of_user(phase.metrics):
+            parts += ["", _of_user(phase, names)]
     parts += [part for phase in found.phases if phase.tasks for part in ("", _tasks(phase))]
     parts += [part for phase in found.phases for part in failures.groups(phase)]
     for phase in found.phases:
@@ -225,6 +230,21 @@ def _by_player(metrics: dict[str, float]) -> str:
     prefix = "return_mean."
     players = {name.removeprefix(prefix): metrics[name] for name in metrics if name.startswith(prefix)}
     return f"; {_metrics(players)}" if players else ""
+
+
+def names_of_user(metrics: dict[str, float]) -> list[str]:
+    """The metrics of the user's code, by name: those with a minimum, but `return`, and those without any finite value."""
+    ends = ("_min", "_nonfinite")
+    named = {name.removesuffix(end): None for name in metrics for end in ends if name.endswith(end)}
+    return [name for name in named if name != "return"]
+
+
+def _of_user(phase: PhaseResult, names: Sequence[str]) -> TableColumns:
+    table = TableColumns(f"{clean(phase.name)}: metric", "mean", "min", "max", "not finite")
+    for name in names[:MOST_METRICS]:
+        found = [phase.metrics.get(f"{name}_{what}") for what in ("mean", "min", "max", "nonfinite")]
+        _row(table, name, *("-" if value is None else number(value) for value in found))
+    return table
 
 
 def _tasks(phase: PhaseResult) -> TableColumns:

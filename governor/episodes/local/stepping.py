@@ -321,7 +321,7 @@ class LocalEpisodeWorker:
             slot.context.info.begin(row)
         return observation, encoded
 
-    def _steps(
+    def _steps(  # noqa: C901, PLR0912  # each is a step's own
         self, slot: LocalSlot, seed: int, deadline: float, *, explore: bool
     ) -> Generator[tuple[Any, Any], Any, EpisodeOutcome]:
         """It appends to the recorder itself: one more call is a hundredth of a step."""
@@ -356,7 +356,10 @@ class LocalEpisodeWorker:
                 rows.append((encoded, encoded_action, reward, terminated, truncated, version))
             else:
                 rows.append((encoded, encoded_action, reward, terminated, truncated, version, row))
-                figures.add(row)
+                if row.__class__ is tuple:
+                    figures.row = row
+                else:
+                    figures.add(row)
             if len(rows) >= most:
                 flush(recorder)
             over = terminated or truncated

@@ -54,7 +54,10 @@ def _numbers(values: Sequence[Any]) -> pa.Array:
     rows = len(values)
     try:
         found, valid = np.fromiter(values, np.float64, rows), None
-    except (TypeError, ValueError, OverflowError):  # there is None, or a large int
+        is_plain = not np.isnan(np.add.reduce(found))
+    except (TypeError, ValueError, OverflowError):  # a large int
+        is_plain = False
+    if not is_plain:  # None has become NaN
         found = np.fromiter((0.0 if value is None else number(value) for value in values), np.float64, rows)
         valid = np.fromiter((value is not None for value in values), np.bool_, rows)
     return array(found, valid=valid)

@@ -66,17 +66,16 @@ class RecordingSlot:
         sides = (storage(self.observation), storage(self.action))
         return sum(dtype.itemsize * prod(shape) for dtype, shape in sides) + 18
 
-    def arrays(self, rows: Sequence[tuple[Any, ...]]) -> list[pa.Array]:
+    def arrays(self, columns: Sequence[Sequence[Any]]) -> list[pa.Array]:
         observed, acted = self.columns
-        columns = zip(*rows, strict=True) if rows else [()] * len(self.fields)
-        observations, actions, rewards, terminated, truncated, versions, *_ = columns
+        observations, actions, rewards, terminated, truncated, versions = columns
         return [
             observed.arrow(observations),
             acted.arrow(actions),
-            array(np.fromiter(rewards, np.float64, len(rows))),
-            array(np.fromiter(terminated, np.bool_, len(rows))),
-            array(np.fromiter(truncated, np.bool_, len(rows))),
-            array(np.fromiter(versions, np.int64, len(rows))),
+            array(np.fromiter(rewards, np.float64, len(rewards))),
+            array(np.fromiter(terminated, np.bool_, len(rewards))),
+            array(np.fromiter(truncated, np.bool_, len(rewards))),
+            array(np.fromiter(versions, np.int64, len(rewards))),
         ]
 
     def struct(self, rows: Sequence[tuple[Any, ...] | None]) -> pa.Array:
@@ -84,7 +83,7 @@ class RecordingSlot:
         absent = np.fromiter((row is None for row in rows), np.bool_, len(rows))
         observed, acted = self.columns
         blank = (observed.blank, acted.blank, 0.0, False, False, 0)
-        values = self.arrays([row or blank for row in rows])
+        values = self.arrays(_columns([row or blank for row in rows], len(blank)))
         return pa.StructArray.from_arrays(values, fields=self.fields, mask=array(absent))
 
 
@@ -140,16 +139,22 @@ class Columns:
 
     def batch(self, steps: list[Any]) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
         """The batch of these rows, and what is to be known of it."""
-        alone, players = self.alone, self.players
-        arrays: list[pa.Array] = []
+        width = 6 if self.alone is not None else len(self.players)
+        columns = _columns(steps, width + bool(self.info))
+        if self.alone is not None:
+            arrays = self.alone.arrays(columns[:width])
+        else:
+            pairs = zip(self.players, columns[:width], strict=True)
+            arrays = [slot.struct(rows) for (_, slot), rows in pairs]
         known: dict[bytes, bytes] = {}
         if self.info:
-            arrays, known = info_columns.arrays([step[-1] for step in steps], self.info)
-        if alone is not None:
-            return pa.RecordBatch.from_arrays([*alone.arrays(steps), *arrays], schema=self.schema), known
-        by_player = list(zip(*steps, strict=True)) if steps else [()] * len(players)
-        acted = [slot.struct(rows) for (_, slot), rows in zip(players, by_player, strict=False)]
-        return pa.RecordBatch.from_arrays([*acted, *arrays], schema=self.schema), known
+            numbers, known = info_columns.arrays(columns[-1], self.info)
+            arrays += numbers
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema), known
+
+
+def _columns(rows: Sequence[tuple[Any, ...]], width: int) -> Sequence[Sequence[Any]]:
+    return [*zip(*rows, strict=True)] if rows else [()] * width
 
 
 class StepRecorder:

@@ -93,6 +93,26 @@ def test_returns_of_several_players(run, monkeypatch):
     assert "-0.5; red 0.5, blue -1" in results().stdout
 
 
+def test_metrics_of_the_user_are_columns(run, monkeypatch):
+    path = episode_file.path_of(run, "train")
+    with episode_file.EpisodeFile(path=path, phase="train", mode="train", reported=[0]) as file:
+        file.append(
+            episode(1, metrics={"success": 1.0, "train/loss": 0.5}), episode(2, metrics={"success": 0.0})
+        )
+    for form, read in (("json", pd.read_json), ("csv", pd.read_csv)):
+        frame = read(io.StringIO(results("--of", "episodes", "--format", form).stdout))
+        assert frame["metrics.success"].fillna(-1).tolist() == [-1, 1, 0]
+        assert frame["metrics.train/loss"].fillna(-1).tolist() == [-1, 0.5, -1]
+    found = ask.ask(None, None)
+    metrics = {"return_mean": 0.5, "success_mean": 0.75, "success_min": 0.0, "success_max": 1.0}
+    phase = msgspec.structs.replace(found.phases[0], metrics=metrics)
+    monkeypatch.setattr(ask, "ask", lambda *_: msgspec.structs.replace(found, phases=(phase,)))
+    shown = results().stdout.splitlines()
+    at = next(number for number, line in enumerate(shown) if line.startswith("train: metric"))
+    assert shown[at].split() == ["train:", "metric", "mean", "min", "max", "not", "finite"]
+    assert shown[at + 2].split() == ["success", "0.75", "0", "1", "-"]
+
+
 def test_tasks_need_no_folder(run):
     (run / "episodes").rename(run.parent / "elsewhere")
     run.rmdir()

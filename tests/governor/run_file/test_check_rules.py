@@ -70,6 +70,22 @@ def test_every_rule_reaches_the_simulation(transport):
             "until[0].metric",
             "unknown metric 'retrun'; there are return, steps, seconds, and return.PLAYER; did you mean 'return'?",
         ),
+        (
+            {"until": [{"metric": "sucess", "at_least": 1.0}]},
+            "until[0].metric",
+            "unknown metric 'sucess'; there are return, steps, seconds, and return.PLAYER; a key of info must stand in "
+            "simulate.info, a reported name in simulate.reports",
+        ),
+        (
+            {"checkpoint": {"every": 5, "metric": "steps"}},
+            "checkpoint.metric",
+            "has no meaning without 'best: true'",
+        ),
+        (
+            {"checkpoint": {"best": True, "direction": "min"}, "evaluate": {"every": 5}},
+            "checkpoint.direction",
+            "has no meaning with 'evaluate', whose metric counts",
+        ),
         ({"evaluate": {"episodes": 5}}, "evaluate.every", "'every' is missing"),
         ({"evaluate": {"every": 101}}, "evaluate.every", "never comes: the phase has only 100 episodes"),
         ({"evaluate": {"every": 10, "consecutive": 2}}, "evaluate", "'at_least' or 'at_most' is missing"),
@@ -115,3 +131,67 @@ def test_rules_are_about_a_simulation(key):
 def test_limits_are_whole_numbers_from_1(limits):
     [(path, _)] = faults_in({**run({}), "limits": limits})
     assert path[:1] == ("limits",)
+
+
+TOLD = {"info": ["success", "episode.r"], "reports": ["loss"]}
+
+
+@pytest.mark.parametrize(
+    "metric", ["success", "episode.r", "loss", "loss.nonfinite", "red.success", "return.red", "steps"]
+)
+def test_rules_may_stand_on_keys_of_info_and_on_reports(metric):
+    phase = {
+        "until": [{"metric": metric, "at_least": 1.0}],
+        "checkpoint": {"every": 5, "best": True, "metric": metric, "direction": "min"},
+    }
+    command = Assignment(uid="u", run=parse(run(phase, **TOLD)), folder="/f").simulation(0)
+    assert (command.info, command.reports) == ({"success": "last", "episode.r": "last"}, ("loss",))
+    assert (command.checkpoint.metric, command.checkpoint.direction) == (metric, "min")
+
+
+def test_with_all_keys_any_metric_may_be_one():
+    phase = {"evaluate": {"every": 5, "metric": "anything", "at_least": 1.0}}
+    assert Assignment(uid="u", run=parse(run(phase, info="all")), folder="/f").simulation(0).info == "all"
+
+
+@pytest.mark.parametrize("key", ["until", "evaluate", "checkpoint"])
+def test_a_misspelled_metric_gets_the_nearest_word(key):
+    phase = {
+        "until": {"until": [{"metric": "sucess", "at_least": 1.0}]},
+        "evaluate": {"evaluate": {"every": 5, "metric": "sucess"}},
+        "checkpoint": {"checkpoint": {"every": 5, "best": True, "metric": "sucess"}},
+    }[key]
+    place = "until[0]" if key == "until" else key
+    said = "unknown metric 'sucess'; there are return, steps, seconds, success, episode.r, loss, and return.PLAYER; did you mean 'success'?"
+    assert [(spell(path), text) for path, text in faults_in(run(phase, **TOLD))] == [
+        (f"phases[0].{place}.metric", said)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("simulate", "place", "said"),
+    [
+        ({"info": "al"}, "info", "must be one of all, not the text 'al'; did you mean 'all'?"),
+        ({"info": True}, "info", "must be one of all, not true"),
+        ({"info": ["ok", 5]}, "info[1]", "must be a text, not 5"),
+        (
+            {"info": {"speed": "average"}},
+            "info.speed",
+            "must be one of last, mean, sum, min, max, not the text 'average'",
+        ),
+        (
+            {"info": ["return"]},
+            "info[0]",
+            "'return' is a metric of every episode already: give yours another name",
+        ),
+        ({"info": ["a", "a"]}, "info[1]", "'a' stands twice"),
+        (
+            {"reports": ["steps"]},
+            "reports[0]",
+            "'steps' is a metric of every episode already: give yours another name",
+        ),
+    ],
+)
+def test_faults_of_info_and_reports(simulate, place, said):
+    found = [(spell(path), text) for path, text in faults_in(run({}, **simulate))]
+    assert found == [(f"phases[0].simulate.{place}", said)]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from governor.episodes.rules.statistics import PhaseStatistics, summarize
+from governor.episodes.rules.statistics import MOST_METRICS, PhaseStatistics, summarize
 from governor.messages import Checkpoint, EpisodeRecord, Evaluate, Plateau, StartSimulation, Until, encode
 from governor.messages.curves import CURVES
 from governor.messages.figures import PhaseFigures, Spread
@@ -40,6 +40,7 @@ def episodes(draw):
             EpisodeRecord(
                 index=index, worker=draw(st.integers(0, 1)), seed=0, outcome=outcome, value=draw(VALUES), steps=index % 4,
                 seconds=0.1, values={"left": draw(VALUES)} if index % 2 else {}, evaluation=number, reason=outcome,
+                metrics={"loss": draw(VALUES)} if index % 3 else {"loss.nonfinite": 1.0},
             )
         )  # fmt: skip
     return found
@@ -162,3 +163,25 @@ def test_what_is_too_large_for_a_float_is_inf_or_nan():
     assert math.isnan(spread(math.nan).mean)
     assert spread(1e308, 1e308).deviation >= 0.0
     assert spread(1e308, -1e308).deviation == math.inf
+
+
+def episode_with(index, metrics, outcome="terminated"):
+    return EpisodeRecord(
+        index=index, worker=0, seed=0, outcome=outcome, value=0.0, steps=1, seconds=0.1, metrics=metrics
+    )
+
+
+def test_metrics_of_the_user_are_over_the_episodes_that_have_them():
+    metrics = [{"loss": 1.0, "return": 9.0}, {"loss": 3.0, "loss.nonfinite": 2.0}, {"loss.nonfinite": 1.0}]
+    records = [episode_with(index, each) for index, each in enumerate(metrics)]
+    statistics, _ = figures_of([*records, episode_with(3, {"loss": 100.0}, "failed")])
+    found = summarize(statistics.figures)
+    assert {name: found[name] for name in found if name.startswith("loss")} == {
+        "loss_mean": 2.0, "loss_min": 1.0, "loss_max": 3.0, "loss_nonfinite": 3.0,
+    }  # fmt: skip
+    assert found["return_mean"] == 0.0, "a name of the user does not hide ours"
+
+
+def test_a_phase_has_a_bounded_number_of_names():
+    statistics, _ = figures_of([episode_with(index, {f"k{index}": 1.0}) for index in range(2 * MOST_METRICS)])
+    assert len(statistics.figures.metrics) == MOST_METRICS

@@ -165,3 +165,20 @@ def pid():
 def chat(context, lines):
     for number in range(lines):
         context.log.log((10, 20, 25, 30, 40, 50)[number % 6], "%d", number)
+
+
+def reports(values, *, context, returned=None, fault=False, seconds=0):
+    for value in values:
+        context.report(loss=value)
+    time.sleep(seconds)
+    if fault:
+        raise ValueError("no convergence")
+    return None if returned is None else {"loss": returned}
+
+
+def reports_for(seconds, *, context):
+    end, step = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        context.report(step=step)
+        step += 1
+        time.sleep(0.001)
