@@ -356,7 +356,7 @@ class LocalEpisodeWorker:
                 rows.append((encoded, encoded_action, reward, terminated, truncated, version))
             else:
                 rows.append((encoded, encoded_action, reward, terminated, truncated, version, row))
-                if row.__class__ is tuple:
+                if row.__class__ is bytes:
                     figures.row = row
                 else:
                     figures.add(row)

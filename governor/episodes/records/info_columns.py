@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from governor.episodes.metrics import number
+from governor.episodes.info import packing
 from governor.episodes.records.stream import StreamReader, array
 
 if TYPE_CHECKING:
@@ -42,25 +42,26 @@ def arrays(
 ) -> tuple[list[pa.Array], dict[bytes, bytes]]:
     """The columns of these rows (`episodes.info`), and what the metadata of their batch say."""
     if not isinstance(info, str):
-        columns = zip(*rows, strict=True) if rows else [()] * len(info)
-        return [_numbers(column) for column in columns], {}
+        return _columns(rows, len(info)), {}
     names = sorted({name for row in rows for name in row})
     items = _numbers([row.get(name) for row in rows for name in names])
     offsets = array(np.arange(len(rows) + 1, dtype=np.int32) * np.int32(len(names)))
     return [pa.ListArray.from_arrays(offsets, items)], {_NAMES: msgspec.json.encode(names)}
 
 
-def _numbers(values: Sequence[Any]) -> pa.Array:
-    rows = len(values)
+def _columns(rows: Sequence[bytes | list[float | None]], width: int) -> list[pa.Array]:
     try:
-        found, valid = np.fromiter(values, np.float64, rows), None
-        is_plain = not np.isnan(np.add.reduce(found))
-    except (TypeError, ValueError, OverflowError):  # a large int
-        is_plain = False
-    if not is_plain:  # None has become NaN
-        found = np.fromiter((0.0 if value is None else number(value) for value in values), np.float64, rows)
-        valid = np.fromiter((value is not None for value in values), np.bool_, rows)
-    return array(found, valid=valid)
+        values = np.frombuffer(b"".join(rows), np.float64).reshape(len(rows), width)  # type: ignore[arg-type]  # if all are bytes
+    except TypeError:
+        unpack = packing(width).unpack
+        lists = [unpack(row) if isinstance(row, bytes) else row for row in rows]
+        return [_numbers(column) for column in zip(*lists, strict=True)]
+    return [array(values[:, place]) for place in range(width)]
+
+
+def _numbers(values: Sequence[float | None]) -> pa.Array:
+    valid = np.fromiter((value is not None for value in values), np.bool_, len(values))
+    return array(np.fromiter(values, np.float64, len(values)), valid=None if valid.all() else valid)
 
 
 def names_in(schema: pa.Schema) -> list[str]:

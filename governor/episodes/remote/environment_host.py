@@ -16,7 +16,7 @@ from governor.episodes.arrays import WireError
 from governor.episodes.conforming import first_observation, observer, stepper
 from governor.episodes.context import reports
 from governor.episodes.entries import Abandoned, Environment, make_environment
-from governor.episodes.info import as_sent, reader_of
+from governor.episodes.info import reader_of
 from governor.episodes.metrics import Reported
 from governor.episodes.remote import wire
 from governor.episodes.remote.thread_host import ThreadHost
@@ -164,12 +164,12 @@ class EnvironmentHost(ThreadHost):
         """The observation, and the row of its info."""
         self._method = "reset"
         observation, _, row = first_observation(self._environments[slot], seed, self._observed, self._read)
-        return observation, as_sent(row)
+        return observation, row
 
     def _step(self, slot: int, action: Any) -> tuple[Any, float, bool, bool, Any]:
         self._method = "step"
         observation, _, reward, terminated, truncated, row = self._steppers[slot](action)
-        return observation, reward, terminated, truncated, as_sent(row)
+        return observation, reward, terminated, truncated, row
 
     def _take(self, slot: int) -> Any:
         """What was reported for the episode of this slot since the last answer."""

@@ -73,8 +73,10 @@ def test_every_rule_reaches_the_simulation(transport):
         (
             {"until": [{"metric": "sucess", "at_least": 1.0}]},
             "until[0].metric",
-            "unknown metric 'sucess'; there are return, steps, seconds, and return.PLAYER; a key of info must stand in "
-            "simulate.info, a reported name in simulate.reports",
+            (
+                "unknown metric 'sucess'; there are return, steps, seconds, and return.PLAYER; a key of info must stand in "
+                "simulate.info, a reported name in simulate.reports"
+            ),
         ),
         (
             {"checkpoint": {"every": 5, "metric": "steps"}},
