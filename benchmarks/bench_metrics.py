@@ -20,7 +20,7 @@ from support.rows import Row, p50, spread, table
 from governor.messages import Made
 
 PAIRS = 20
-EPISODES = 120
+EPISODES = 80
 STEPS = 500
 INFO = {"upright": "last", "distance": "last", "pushes": "last"}
 

@@ -131,6 +131,10 @@ def _words(schema: dict[str, Any], key: str) -> str:  # noqa: PLR0911  # one for
             units = [_UNITS[option["pattern"]] for option in options if option.get("pattern") in _UNITS]
             rest = [option for option in options if not units or option == {"type": "null"}]
             return " or ".join([*units, *(_words(option, key) for option in rest)])
+        case {"const": value}:
+            return f"`{value}`"
+        case {"patternProperties": dict() as named} if all("enum" in inner for inner in named.values()):
+            return f"mapping of names to {_words(next(iter(named.values())), key)}"
         case {"enum": values}:
             return " or ".join(f"`{value}`" for value in values)
         case {"items": inner}:

@@ -128,10 +128,12 @@ class Checkpoint(Section):
         ),
     ] = False
     metric: Annotated[
-        Metric, Field(description="What tells the best one without `evaluate`: as in `until`.")
+        Metric,
+        Field(description="What tells the best one without `evaluate`: as in `until`.", examples=["loss"]),
     ] = "return"
     direction: Annotated[
-        Literal["max", "min"], Field(description="Whether more or less of the metric is better.")
+        Literal["max", "min"],
+        Field(description="Whether more or less of the metric is better.", examples=["min"]),
     ] = "max"
     last: Annotated[bool, Field(description="Keep the one at the end of the phase.")] = False
 
