@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from governor import logs
 from governor.episodes.entries import in_daemon_thread, one_line
 from governor.episodes.finalizer import Finalizer
-from governor.episodes.info import columns_of
 from governor.episodes.records import episode_file
 from governor.episodes.records.tracebacks import Tracebacks
 from governor.episodes.rules.conditions import STRENGTH
@@ -142,7 +141,7 @@ class Simulation:
         """The recorder of one worker, whose environment has these spaces."""
         from governor.episodes.records.recording import Columns  # noqa: PLC0415  # Arrow: not for the forkserver
 
-        return self.recorder_of(worker, Columns.of(observation, action, columns_of(self.command.info)))
+        return self.recorder_of(worker, Columns.of(observation, action, self.command.info))
 
     def recorder_of(self, worker: int, columns: Columns) -> StepRecorder:
         """The recorder of one worker; a new one if the columns of its steps change."""

@@ -17,7 +17,6 @@ import msgspec
 import numpy as np
 
 from governor.episodes.context import Context, reports
-from governor.episodes.info import columns_of
 from governor.episodes.local import local_agent
 from governor.episodes.local.execution_context import ExecutionContext, current_episodes
 from governor.episodes.local.parallel import ParallelWorker
@@ -132,7 +131,7 @@ class ForegroundEpisode:
         return False
 
     def recorder(self, worker: int, observation: SpaceSpec, action: SpaceSpec) -> StepRecorder:
-        return self.recorder_of(worker, Columns.of(observation, action, columns_of(self.command.info)))
+        return self.recorder_of(worker, Columns.of(observation, action, self.command.info))
 
     def recorder_of(self, worker: int, columns: Columns) -> StepRecorder:
         return _ShownSteps(

@@ -111,9 +111,8 @@ class ParallelWorker(LocalEpisodeWorker):
             self._check_same_spaces(assignment, known)
             wanted = self._simulation.command.info
             slot.read = reader_of(wanted, [*known])
-            names = columns_of(wanted, [*known])
-            context.info = InfoFigures(wanted, names) if wanted else None
-            columns = Columns.of_players(known, names)
+            context.info = InfoFigures(wanted, columns_of(wanted, [*known])) if wanted else None
+            columns = Columns.of_players(known, wanted)
         except ConductorError as error:
             raise ConductorError(f"environment {made.entry!r}: {error.reason}") from error
         context.where = JOIN

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from governor.episodes.info import columns_of
 from governor.episodes.records import info_columns
 from governor.episodes.records.info_columns import ANY_INFO
 from governor.episodes.records.stream import Stream, StreamedRun, array
@@ -28,6 +29,8 @@ from governor.errors import ConductorError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from governor.episodes.info import Wanted
 
 ROWS: Final = 4096
 BYTES: Final = 8 << 20
@@ -98,16 +101,16 @@ class Columns:
     info: tuple[str, ...] | Literal["all"] = ()
 
     @classmethod
-    def of(
-        cls, observation: SpaceSpec, action: SpaceSpec, info: tuple[str, ...] | Literal["all"] = ()
-    ) -> Columns:
-        return cls(alone=RecordingSlot(observation=observation, action=action), info=info)
+    def of(cls, observation: SpaceSpec, action: SpaceSpec, wanted: Wanted | None = None) -> Columns:
+        """`wanted` of infos, as of `StartSimulation`; likewise below."""
+        alone = RecordingSlot(observation=observation, action=action)
+        return cls(alone=alone, info=columns_of(wanted or {}))
 
     @classmethod
     def of_players(
         cls,
         spaces: Mapping[str, tuple[SpaceSpec, SpaceSpec]],
-        info: tuple[str, ...] | Literal["all"] = (),
+        wanted: Wanted | None = None,
     ) -> Columns:
         """A struct for each player, null in the steps in which it did not act. Raises ConductorError."""
         for name in spaces:
@@ -120,7 +123,7 @@ class Columns:
                 (name, RecordingSlot(observation=observation, action=action))
                 for name, (observation, action) in spaces.items()
             ),
-            info=info,
+            info=columns_of(wanted or {}, [*spaces]),
         )
 
     @cached_property

@@ -23,7 +23,6 @@ from uuid import uuid4
 import msgspec
 
 from governor.episodes.context import Context, reports
-from governor.episodes.info import columns_of
 from governor.episodes.local.execution_context import ExecutionContext, current_episodes
 from governor.episodes.local.local_agent import LocalAgent
 from governor.episodes.local.stepping import LocalEpisodeWorker, SeveralPlayers
@@ -218,7 +217,7 @@ class Player:
             self._folder,
             phase=self.command.name,
             worker=worker,
-            columns=Columns.of(observation, action, columns_of(self.command.info)),
+            columns=Columns.of(observation, action, self.command.info),
         )
         return self._recorder
 
