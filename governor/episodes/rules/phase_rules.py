@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from governor import logs
+from governor.episodes.metrics import NONFINITE
 from governor.episodes.records.checkpoints import Checkpoints, folder_of
 from governor.episodes.rules import evaluation
 from governor.episodes.rules.conditions import Goal, wall_clock
@@ -99,6 +100,14 @@ class PhaseRules:
             return ""
         return await self._tried(self._keep(stage, self._checkpoints))
 
+    def _keys_without_values(self) -> list[str]:
+        """Keys of `info` that the run file names and no episode had: misspelled, most of the time."""
+        found, wanted = self.figures.metrics, self._command.info
+        if isinstance(wanted, str) or not self.figures.returns.count:
+            return []
+        names = {name.removesuffix(NONFINITE) for name in found}
+        return [key for key in wanted if not any(name == key or name.endswith(f".{key}") for name in names)]
+
     async def settle_previous(self) -> str:
         """As `settle`, for a stage whose end an earlier process did not finish."""
         behind = self.schedule.behind
@@ -106,6 +115,8 @@ class PhaseRules:
 
     async def settle_end(self, episodes: int) -> str:
         """As `settle`, at the end of the phase, in which so many training `episodes` have ended."""
+        if missing := self._keys_without_values():
+            log.warning("info.keys_missing", phase=self._command.name, keys=missing)
         return "" if self._checkpoints is None else await self._tried(self._checkpoints.last(episodes))
 
     async def _keep(self, stage: Stage, checkpoints: Checkpoints) -> None:

@@ -5,6 +5,7 @@ import shutil
 
 import pyarrow.parquet as pq
 import pytest
+from structlog.testing import capture_logs
 
 from governor.episodes import trajectories
 from governor.messages import Checkpoint, Evaluate, Until
@@ -196,3 +197,15 @@ async def test_phases_may_differ_in_their_keys(harness):
     assert len(table) == 15
     assert table["info.left"].null_count == 5
     assert table["info.success"].null_count == 10
+
+
+async def test_a_key_that_no_episode_had_is_named_at_the_end(harness):
+    with capture_logs() as logs:
+        await harness.play(info={"sucess": "last", "left": "last"}, **inside(entry=TOLD))
+        await harness.play(
+            name="two", phase=1, incarnation=2, info={"tag": "last"}, **parallel(env="metrics_world:PairTold")
+        )
+    told = [line for line in logs if line["event"] == "info.keys_missing"]
+    assert [(line["phase"], line["keys"], line["log_level"]) for line in told] == [
+        ("train", ["sucess"], "warning")
+    ]
