@@ -80,9 +80,13 @@ def test_all_has_a_bound(monkeypatch):
 
 def fold(wanted, infos, *, reset=None):
     read, figures = reader_of(wanted), InfoFigures(wanted, columns_of(wanted))
-    for _ in range(2):  # the second episode knows nothing of the first
-        figures.begin(read(reset or {}))
-        for one in infos:
+    before = dict.fromkeys([*infos[0], *(reset or {}), *(wanted if wanted != "all" else ())], 999)
+    for first, steps in (
+        (before, [before]),
+        (reset or {}, infos),
+    ):  # an episode knows nothing of the one before
+        figures.begin(read(first))
+        for one in steps:
             figures.add(read(one))
     return figures.figures()
 
@@ -131,3 +135,13 @@ def test_infos_of_players_are_by_player():
         figures.add(read(one))
     assert figures.figures() == {"red.a": 1.0, "red.b": 2.0, "blue.a": 4.0, "blue.b": 10.0}
     assert reader_of("all", ["red", "blue"])({"red": {"x": 1}, "green": {"x": 2}}) == {"red.x": 1}
+
+
+@pytest.mark.parametrize("wanted", [{"a": "last", "b": "last"}, {"a": "last", "b": "sum"}, "all"])
+def test_an_episode_knows_nothing_of_the_one_before(wanted):
+    read, figures = reader_of(wanted), InfoFigures(wanted, columns_of(wanted))
+    for infos in ([{"a": 1, "b": 2}, {"a": 1}], [{"a": 3}]):
+        figures.begin(read({}))
+        for one in infos:
+            figures.add(read(one))
+    assert figures.figures() == {"a": 3.0}
