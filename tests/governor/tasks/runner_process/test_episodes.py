@@ -42,7 +42,7 @@ class Runner:
         return EpisodeChunk(number=number, part=self.part, indices=list(indices), worker=2, **more)
 
     def call(self, chunk, run):
-        context = SimpleNamespace(run_id=run, run_folder=self.folder)
+        context = SimpleNamespace(run="u1", run_id=run, run_folder=self.folder)
         return episodes.play(**chunk.args(), context=context)
 
     def play(self, *indices, **more):
