@@ -7,8 +7,8 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from governor.failures import traceback_of
 from governor.episodes.metrics import Reported
+from governor.failures import traceback_of
 from governor.messages import EpisodeRecord
 
 if TYPE_CHECKING:

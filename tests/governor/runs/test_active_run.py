@@ -54,7 +54,6 @@ class World:
             client=SimpleNamespace(request=never),
             journal=SimpleNamespace(make_room=self.failures.append, read=called, submitters=lambda uids: {}),
             metrics=Metrics(),
-            output=SimpleNamespace(begin=lambda folder: None, end=lambda uid: None),
         )
         governor = SimpleNamespace(
             broker_uri="ipc://worker",

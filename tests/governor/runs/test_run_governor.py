@@ -63,7 +63,6 @@ async def governor(tmp_path, monkeypatch):
         output=SimpleNamespace(begin=lambda folder: None, end=lambda uid: None),
         client=SimpleNamespace(request=never),
         metrics=Metrics(),
-        output=SimpleNamespace(begin=lambda folder: None, end=lambda uid: None),
     )
     governor = RunGovernor("ipc://worker", "slot-0", context=context)
     loop = asyncio.create_task(governor.run())
