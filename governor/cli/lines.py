@@ -53,6 +53,8 @@ def output(line: OutputLine, *, is_short: bool = False) -> str:
         origin.append(f"evaluation {line.evaluation}")
     if line.episode is not None:
         origin.append(f"episode {line.episode}")
+    if line.node:
+        origin.append(f"on {plain(line.node)}")
     if line.level:
         origin.append(line.level.upper())
     return f"{' '.join(origin)} {separator} {text}".rstrip()

@@ -119,13 +119,14 @@ class ReadOutput(Message, frozen=True):
     task: str | None = None
     episode: int | None = None
     level: str | None = None
+    run: int | None = None
+    attempt: int | None = None
 
 
 class OutputLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line that user code has written. `at` is when Python wrote it, or when other output was seen (seconds since 1970). `node` is
-    the address of the machine, if it is another one.
-    `partial`: it goes on in the next line of that process and stream, or its process ended within it. `dropped`: instead of
-    lines, so many lines and bytes are missing here.
+    the name of the machine, if it is another one. `partial`: it goes on in the next line of that process and stream, or its process
+    ended within it. `dropped`: instead of lines, so many lines and bytes are missing here.
     """
 
     at: float

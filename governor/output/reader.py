@@ -121,6 +121,8 @@ def filter_of(asked: ReadOutput, conductors: Sequence[str] | None) -> Callable[[
         return (
             (asked.since is None or line.at >= asked.since)
             and (asked.task is None or line.task == asked.task)
+            and (asked.run is None or line.run == asked.run)
+            and (asked.attempt is None or line.attempt == asked.attempt)
             and (asked.episode is None or line.episode == asked.episode)
             and (lowest is None or _level_of(line) >= lowest)
             and (conductors is None or line.conductor in conductors)

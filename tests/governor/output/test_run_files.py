@@ -126,11 +126,20 @@ def test_filters(tmp_path):
             line(3, level="warning"),
             line(4, level="error"),
             line(5, level="level 35"),
+            line(0.5, run=1, attempt=2),
+            line(0.75, run=0, attempt=2),
         ],
     )
-    asked = {"task": "t", "episode": 0, "level": "warning", "since": 4.0}
+    asked = {"task": "t", "episode": 0, "level": "warning", "since": 4.0, "run": 0, "attempt": 2}
     found = {key: [one.at for one in read(tmp_path, **{key: value})[0]] for key, value in asked.items()}
-    assert found == {"task": [1.0], "episode": [2.0], "level": [3.0, 4.0, 5.0], "since": [4.0, 5.0]}
+    assert found == {
+        "task": [1.0],
+        "episode": [2.0],
+        "level": [3.0, 4.0, 5.0],
+        "since": [4.0, 5.0],
+        "run": [0.75],
+        "attempt": [0.5, 0.75],
+    }
 
 
 def test_a_line_that_is_being_written_and_one_that_is_damaged(tmp_path):
