@@ -22,6 +22,7 @@ from governor.conductors.conductor import Conductor, refused
 from governor.conductors.phase_work import PhaseWork, SimulationWork
 from governor.errors import ConductorError
 from governor.messages import Done, StartSimulation, StartTasks, StopPartCommand
+from governor.output import spool
 from governor.processes import kill_tree
 from governor.tasks.api import DynamicTimeout
 from governor.tasks.cluster.cluster import Cluster
@@ -71,6 +72,8 @@ class TaskConductor(Conductor):
             import_path=[],
             working_folder=self.spec.import_folder,
             mark=kill_tree.own_mark(),
+            spools=spool.folder_of(self.spec.run_folder),
+            conductor=self.spec.name,
         )
         self._engine = Engine(
             runners=runners,

@@ -85,6 +85,11 @@ def fragment(**fields: str | float) -> bytes:
     return found.encode()
 
 
+def fragment_of_task(task: str, run: int, attempt: int) -> bytes:
+    """As `fragment`, in a quarter of its time."""
+    return b'"task":%b,"run":%d,"attempt":%d,' % (encode_basestring_ascii(task).encode(), run, attempt)
+
+
 def record(fields: bytes, text: bytes) -> bytes:
     """`fields`: a fragment; `text` is one line."""
     return b'%b{%b"at":%.6f}%b%b\n' % (RECORD, fields, time.time(), TEXT, text)

@@ -35,7 +35,7 @@ class TaskContext:
     `run` is the uid of the experiment run; `run_id` counts the runs of a repeated task from 0, `attempt` from 1.
     `deadline` is the moment (seconds since the epoch) at which this attempt is cancelled, None without a limit.
     `model` is the model endpoint of the runner's slot, as it was given to the scheduler. Files of the run are in
-    `run_folder`. Lines of `log` are part of the log of the run.
+    `run_folder`. Lines of `log` are kept with what the task prints; in a script they are shown with it.
     """
 
     run: str

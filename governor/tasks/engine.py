@@ -18,7 +18,6 @@ from governor.tasks.errors import GraphError, QueueFull
 from governor.tasks.protocol.wire import (
     Begun,
     Loading,
-    LogLine,
     Over,
     Reported,
     StateUpdate,
@@ -273,25 +272,25 @@ class Engine:
     def runner_reported(
         self,
         runner: int,
-        messages: Sequence[Begun | Over | Loading | LogLine | StateUpdate | Reported],
+        messages: Sequence[Begun | Over | Loading | StateUpdate | Reported],
         now: float,
     ) -> None:
         reports: list[Begun | Over | Loading] = []
         for message in messages:
             match message:
-                case LogLine() | StateUpdate() | Reported():
-                    self._on_log_or_state(runner, message)
+                case StateUpdate() | Reported():
+                    self._on_aside(runner, message)
                     continue
                 case Over() if message.traceback:
-                    aside = LogLine(message.ticket, message.run, "traceback", message.traceback)
-                    self._on_log_or_state(runner, aside)
+                    self._on_aside(runner, message)
             reports.append(message)
         self._handle(RunnerReported(now, runner, reports))
 
     def runner_revoked(self, runner: int, tickets: tuple[int, ...]) -> None:
         self._handle(Revoked(time.monotonic(), runner, tickets))
 
-    def _on_log_or_state(self, runner: int, message: LogLine | StateUpdate | Reported) -> None:
+    def _on_aside(self, runner: int, message: Over | StateUpdate | Reported) -> None:
+        """The state of the runner, reported numbers, or a traceback."""
         slot = self._core.slots.get(runner)
         if slot is None:
             return
@@ -308,7 +307,7 @@ class Engine:
             if isinstance(message, Reported):
                 listener.reported(attempt, message.run, message.values)
                 return
-            listener.line(attempt, message.run, message.level, message.text)
+            listener.traceback(attempt, message.run, message.traceback)
         except Exception:
             log.exception("engine.listener_failed", batch=attempt.batch)
 

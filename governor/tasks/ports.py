@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from governor import logs
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Collection, Coroutine, Iterator, Sequence
 
-    from governor.messages import LogLevel, ReportedSums, TaskRecord
+    from governor.messages import ReportedSums, TaskRecord
     from governor.tasks.protocol.wire import WorkItem
     from governor.tasks.scheduling.events import (
         Attempt,
@@ -21,15 +21,6 @@ if TYPE_CHECKING:
     )
 
 log = logs.get_logger()
-
-LEVELS: Final[dict[str, LogLevel]] = {
-    "debug": "debug",
-    "warning": "warning",
-    "error": "error",
-    "critical": "error",
-    "traceback": "error",
-}
-"""Log levels of the run by those of user code; unknown ones are ``info``."""
 
 
 class TrackTask(Protocol):
@@ -74,7 +65,7 @@ class Capacity(Protocol):
 
 
 class BatchListener:
-    """Receives the events of one batch, in the event loop, in order. Must not raise. Lines are logged, and all other
+    """Receives the events of one batch, in the event loop, in order. Must not raise. Tracebacks are logged, and all other
     events ignored, unless a subclass has a use for them.
     """
 
@@ -87,10 +78,9 @@ class BatchListener:
     def run_ended(self, record: TaskRecord, payload: bytes) -> None:
         """The outcome of a run."""
 
-    def line(self, attempt: Attempt, run: int, level: str, text: str) -> None:
-        """A log line of user code; level ``traceback`` is that of an exception."""
-        log_line = getattr(log, LEVELS.get(level, "info"))
-        log_line("task.log", task=attempt.task.id, run_id=run, text=text)
+    def traceback(self, attempt: Attempt, run: int, text: str) -> None:
+        """Of the exception that user code has raised."""
+        log.error("task.traceback", task=attempt.task.id, run_id=run, text=text)
 
     def reported(self, attempt: Attempt, run: int, values: dict[str, ReportedSums]) -> None:
         """Numbers that user code has reported while it runs."""

@@ -29,8 +29,10 @@ def join(address: str, *, token_path: str | None, namespace: str) -> Any:
     Config.initialize("")
     if address.startswith("127.0.0.1:"):
         keep_loopback_address()
-    # Ray warns that it sets no SIGTERM handler outside the main thread: ours must stay.
-    logging.getLogger("ray._private.worker").addFilter(lambda line: "SIGTERM" not in line.getMessage())
+    # Ray warns that it sets no SIGTERM handler outside the main thread: ours must stay. Nobody asks where it connects to.
+    logging.getLogger("ray._private.worker").addFilter(
+        lambda line: line.levelno >= logging.WARNING and "SIGTERM" not in line.getMessage()
+    )
     root = str(Path(__file__).parents[3])
     ray.init(
         address=address,

@@ -39,6 +39,7 @@ from governor.messages.figures import PhaseFigures
 from governor.tasks.phases.sent_steps import SentSteps
 from governor.tasks.ports import BatchListener
 from governor.tasks.protocol import episodes
+from governor.tasks.protocol.wire import PLAY_CHUNK
 from governor.tasks.scheduling.chunks import ChunkSizes
 from governor.tasks.scheduling.events import BatchSpec
 
@@ -102,7 +103,7 @@ class Chunk(BatchListener):
         command = self._command
         task = TaskSpec(
             id=f"{command.name}.{self.wanted.number}",
-            call=episodes.CALL,
+            call=PLAY_CHUNK,
             args=self._args,
             repeat=len(self.wanted.indices) + 1,
             is_eval=command.mode == "eval",
@@ -124,8 +125,8 @@ class Chunk(BatchListener):
     def run_ended(self, record: TaskRecord, payload: bytes) -> None:
         self.ended_episodes.put((record, payload))
 
-    def line(self, attempt: Attempt, run: int, level: str, text: str) -> None:
-        log.info("episodes.log", task=attempt.task.id, run=run, level=level, text=text)
+    def traceback(self, attempt: Attempt, run: int, text: str) -> None:
+        log.info("episodes.traceback", task=attempt.task.id, run=run, text=text)
 
     def batch_ended(self, ended: BatchEnded) -> None:
         log.debug("episodes.chunk_ended", batch=ended.batch, end=ended.end)

@@ -4,8 +4,7 @@ Rules:
 1. Events are reported in order: `TaskStarted` before `TaskEnded`, `PartEndedReport` last. An event does not wait for the
    acknowledgement of the one before.
 2. A start is reported unless its end came with it: a task that takes a millisecond is one event, not two.
-3. Events are queued until the governor takes them; beyond `REPORTS_WAITING` no further task begins. Log lines of users
-   beyond `LINES_WAITING` are dropped and counted, and the count is reported as a line of its own.
+3. Events are queued until the governor takes them; beyond `REPORTS_WAITING` no further task begins.
 4. A runner that exits with Ray is no crash of its task: it is not reported, and the task runs again when the run is
    resumed.
 """
@@ -22,9 +21,9 @@ from governor.episodes.records.tracebacks import Tracebacks
 from governor.errors import ConductorError, JournalError
 from governor.failures import traceback_of
 from governor.journal.readers import values_of_tasks
-from governor.messages import Log, PartEndedReport, TaskAttemptEnded, TaskEnded, TaskReported, TaskStarted
+from governor.messages import PartEndedReport, TaskAttemptEnded, TaskEnded, TaskReported, TaskStarted
 from governor.tasks.errors import GraphError
-from governor.tasks.ports import LEVELS, BatchListener
+from governor.tasks.ports import BatchListener
 from governor.tasks.protocol.wire import Input
 from governor.tasks.scheduling.events import BatchSpec
 from governor.tasks.scheduling.wait_policy import min_wait_num
@@ -47,8 +46,6 @@ if TYPE_CHECKING:
 REPORTS_AT_ONCE: Final = 1024
 REPORTS_WAITING: Final = 16 * REPORTS_AT_ONCE
 """The queue is short where the journal is faster than the tasks; with the shortest ones it may be slower."""
-LINES_WAITING: Final = 4096
-"""Each has up to 4,000 characters."""
 log = logs.get_logger()
 
 
@@ -81,9 +78,6 @@ class PhaseTasks(BatchListener):
         self._is_over = False
         """Nothing is reported any more."""
         self._tracebacks = Tracebacks()
-        self._lines = 0
-        """Queued log lines."""
-        self._dropped = 0
 
     def begin(self, results: dict[str, dict[int, Input]] | None = None) -> None:
         """`results` as of `results_needed`. Raises ConductorError when the graph has faults."""
@@ -193,15 +187,8 @@ class PhaseTasks(BatchListener):
             )
         )
 
-    def line(self, attempt: Attempt, run: int, level: str, text: str) -> None:
-        if level == "traceback":
-            return  # it goes with the end of its run
-        if self._lines >= LINES_WAITING:
-            self._dropped += 1
-            return
-        self._lines += 1
-        data = {"task": attempt.task.id, "run_id": run, "attempt": attempt.number, "text": text}
-        self._queue_report(Log(level=LEVELS.get(level, "info"), event="task.log", data=data))
+    def traceback(self, attempt: Attempt, run: int, text: str) -> None:
+        """It goes with the end of its run."""
 
     def batch_ended(self, ended: BatchEnded) -> None:
         log.info("tasks.end", end=ended.end, failures=ended.failures, first_failure=ended.first_failure)
@@ -220,14 +207,10 @@ class PhaseTasks(BatchListener):
     def _next_reports(self) -> list[ConductorEvent]:
         """The next events to be reported."""
         batch = [self._reports.popleft() for _ in range(min(len(self._reports), REPORTS_AT_ONCE))]
-        self._lines -= sum(isinstance(event, Log) for event in batch)
         if not self._reports:
             self._to_report.clear()
         if self._paused and len(self._reports) < REPORTS_WAITING // 2:
             self._pause(paused=False)
-        if self._dropped:
-            batch.insert(0, Log(level="warning", event="task.logs_dropped", data={"lines": self._dropped}))
-            self._dropped = 0
         return batch
 
     def _queue_report(self, event: ConductorEvent) -> None:

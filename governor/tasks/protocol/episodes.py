@@ -10,7 +10,6 @@ import msgspec
 
 from governor.messages import EpisodeRecord
 
-CALL: Final = "governor.tasks.runner_process.episodes:play"
 READY: Final = ""
 WITHOUT_STATE: Final = "the agent's state is not visible"
 """Results of the first run of a chunk; any other is why its environment or agent cannot be built, reason and traceback."""

@@ -21,6 +21,8 @@ from governor.processes.identity import ProcessIdentity  # noqa: TC001  # msgspe
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+PLAY_CHUNK: Final = "governor.tasks.runner_process.episodes:play"
+"""The call of the task that plays a chunk of episodes."""
 LARGEST: Final = 2**31
 """Bytes of one document."""
 KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
@@ -78,6 +80,7 @@ class Serve(_Message, frozen=True, kw_only=True):
     """The runner works for this driver from now on: it connects to `path`, or by TCP to `address`, and sends its `Hello`.
 
     `run` and `run_folder` are for user code. `marker` is a file in that folder: a runner that sees it shares the folder.
+    What user code prints goes to spools of `conductor` in `spools`, a folder of the driver's machine; None: where Ray sends it.
     """
 
     run: str
@@ -87,12 +90,15 @@ class Serve(_Message, frozen=True, kw_only=True):
     secret: bytes
     runner: int
     marker: str
+    spools: str | None = None
+    conductor: str = ""
 
 
 class Hello(_Message, frozen=True, kw_only=True):
     """The runner is ready. `mark` is the part of the given process mark that its process bears; `ticket_pipe` and
     `cancel_pipe` are descriptors of its pipes (`ticket_pipe.py`); `shares_folder`: it sees the run's folder. `is_stale`: code
-    that it has imported was changed since: it is to be replaced.
+    that it has imported was changed since: it is to be replaced. `spools` is the folder on its own machine where the driver has to
+    fetch its output; "": there is nothing to fetch.
     """
 
     secret: bytes
@@ -105,6 +111,7 @@ class Hello(_Message, frozen=True, kw_only=True):
     cancel_pipe: int
     shares_folder: bool
     is_stale: bool = False
+    spools: str = ""
 
     @property
     def pid(self) -> int:
@@ -151,14 +158,6 @@ class Leaving(_Message, frozen=True):
     exit_code: int
 
 
-class LogLine(_AttemptReport, frozen=True):
-    """User code has logged something."""
-
-    run: int
-    level: str
-    text: str
-
-
 class StateUpdate(_AttemptReport, frozen=True):
     """User code has set keys of its runner's state; all values are plain data."""
 
@@ -179,7 +178,7 @@ class File(_Message, frozen=True):
     data: bytes
 
 
-Report: TypeAlias = Loading | Begun | Over | LogLine | StateUpdate | Reported
+Report: TypeAlias = Loading | Begun | Over | StateUpdate | Reported
 """What a runner tells of its attempts."""
 REPORTS: Final = frozenset(get_args(Report))
 FromRunner: TypeAlias = Hello | Report | Leaving | File

@@ -1,4 +1,4 @@
-"""Messages of a runner: its own reports, and the log lines and state of user code, on one stream.
+"""Messages of a runner: its own reports, and the state that user code sets, on one stream.
 
 Rules:
 1. A call returns when the message is in the kernel: it arrives even if the process exits next.
@@ -8,16 +8,15 @@ Rules:
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from governor.episodes.metrics import checked
+from governor.output import capture
 from governor.tasks.protocol import values
 from governor.tasks.protocol.wire import (
     Leaving,
-    LogLine,
     Reported,
     StateUpdate,
     frames,
@@ -30,39 +29,38 @@ if TYPE_CHECKING:
     from governor.tasks.protocol.wire import FromRunner
     from governor.tasks.runner_process.cancellation import Cancellation
 
-LINES_PER_ATTEMPT: Final = 200
-LINE_LENGTH: Final = 4000
-
 
 class RunnerReports:
     """The runner's end of the stream."""
 
     def __init__(self, sock: socket.socket, cancellation: Cancellation) -> None:
         self.sock = sock
-        self.log = self._logger()
+        self.log = capture.logger()
         self._cancellation = cancellation
         self._main = threading.get_ident()
         self._sending = threading.Lock()
         self._disabled = False
-        self._ticket = self._run = self._lines = 0
-        self._metrics = RunMetrics(time.monotonic())
+        self._ticket = self._run = 0
+        self._metrics: RunMetrics | None = None
+        """Of a run that has reported numbers."""
 
     def begin_attempt(self, ticket: int) -> None:
         """Messages of user code belong to this attempt from now on."""
-        self._ticket, self._lines = ticket, 0
+        self._ticket, self._metrics = ticket, None
         self.log.disabled = False  # `logging.config` disables what it does not name
 
     def begin_run(self, run: int) -> None:
-        self._run = run
-        self._metrics = RunMetrics(time.monotonic())
+        self._run, self._metrics = run, None
 
     @property
     def metrics(self) -> dict[str, float]:
         """What the current run has reported: the last value of each name."""
-        return self._metrics.figures()
+        return {} if self._metrics is None else self._metrics.figures()
 
     def report(self, **values: Any) -> None:
         """For user code (`TaskContext.report`). Raises TypeError, which names the value, for what is no number."""
+        if self._metrics is None:
+            self._metrics = RunMetrics(time.monotonic())
         metrics = self._metrics
         if metrics.add(checked(values, of="context.report"), time.monotonic()):
             found = metrics.take()
@@ -85,15 +83,12 @@ class RunnerReports:
         if self._ticket and not self._disabled:
             self._send_for_user_code(StateUpdate(self._ticket, state))
 
-    def line(self, level: str, text: str) -> None:
-        """Sends a log line of user code; beyond `LINES_PER_ATTEMPT` lines are dropped, after one notice."""
-        self._lines += 1
-        if self._lines > LINES_PER_ATTEMPT or self._disabled or not self._ticket:
+    def _send_for_user_code(self, message: FromRunner) -> None:
+        if threading.get_ident() != self._main:
+            self.send(message)
             return
-        text = text[:LINE_LENGTH]
-        if self._lines == LINES_PER_ATTEMPT:
-            text = f"{text}\n(further lines of this attempt are dropped)"
-        self._send_for_user_code(LogLine(self._ticket, self._run, level, utf8(text)))
+        with self._cancellation.held_off():
+            self.send(message)
 
     def announce_exit(self, code: int) -> None:
         """Reports that the process is about to call `os._exit`."""
@@ -107,38 +102,6 @@ class RunnerReports:
         """In a child that user code has forked: the stream belongs to its parent."""
         self._disabled = True
         self.sock.close()
-
-    def _send_for_user_code(self, message: FromRunner) -> None:
-        if threading.get_ident() != self._main:
-            self.send(message)
-            return
-        with self._cancellation.held_off():
-            self.send(message)
-
-    def _logger(self) -> logging.Logger:
-        log = logging.getLogger("task")
-        log.setLevel(logging.DEBUG)
-        log.propagate = False
-        log.handlers = [_Forward(self)]
-        return log
-
-
-class _Forward(logging.Handler):
-    def __init__(self, reports: RunnerReports) -> None:
-        super().__init__()
-        self._reports = reports
-
-    def handle(self, record: logging.LogRecord) -> bool:
-        """Without the handler's lock, which TaskCancelled could leave locked; a report needs none."""
-        if self.filter(record):
-            self.emit(record)
-        return True
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self._reports.line(record.levelname.lower(), self.format(record))
-        except Exception:  # noqa: BLE001  # as logging has it: a bad log call does not end the task
-            self.handleError(record)
 
 
 def utf8(text: str) -> str:

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 import msgspec
 import ray
 
-from governor import logs
 from governor.errors import ConductorError
 from governor.failures import Reason, place_in, reason_of, utf8
 from governor.message_stream import MessageStream
@@ -52,6 +51,7 @@ from governor.tasks.protocol.wire import (
 )
 from governor.tasks.runner_process import calls, pickled, settings
 from governor.tasks.runner_process.cancellation import Cancellation
+from governor.tasks.runner_process.output import RunnerOutput
 from governor.tasks.runner_process.pickled import PREFIX
 from governor.tasks.runner_process.reports import RunnerReports
 
@@ -93,6 +93,7 @@ class Serving:
         self._loaded: set[tuple[str, bool]] = set()
         """Packs that were unpickled before, so that fetching from them is quick."""
         self._cancellation = Cancellation()
+        self._output = RunnerOutput()
         self._ticket_pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self, first: Serve, *, mark: int) -> None:
@@ -130,6 +131,7 @@ class Serving:
     def _serve_driver(self, driver: Serve, *, is_stale: bool) -> Serve:
         """Works for this driver, which is connected, until another one takes the runner over; returns that one."""
         sock = self._reports.sock
+        spools = "" if is_stale else self._output.serve(driver, is_here=sock.family == socket.AF_UNIX)
         self._run, self._folder = driver.run, Path(driver.run_folder)
         self._shares_folder = (self._folder / driver.marker).exists()
         self._reports.send(
@@ -144,12 +146,11 @@ class Serving:
                 cancel_pipe=self._cancellation.pipe,
                 shares_folder=self._shares_folder,
                 is_stale=is_stale,
+                spools=spools,
             )
         )
         while is_stale:
             signal.pause()  # the driver has Ray end it, which is no death then
-        if sock.family == socket.AF_UNIX:
-            _take_output(sock)
         pickled.serve(Path(driver.path).parent / pickled.FOLDER if sock.family == socket.AF_UNIX else None)
         messages = MessageStream(sock, max_bytes=LARGEST, blocking=True)
         while isinstance(message := messages.wait_message(decode_to_runner), Bundle):
@@ -169,12 +170,14 @@ class Serving:
                 break
             over = self._attempt(work_items[TICKET.unpack(claim)[0]], over)
             self._cancellation.listen()
+        self._output.end()
         self._reports.send(*over)
 
     def _attempt(self, work: WorkItem, over: list[FromRunner]) -> list[FromRunner]:
         """Executes the runs of an attempt; `over` are messages about the one before that are not sent yet."""
         self._cancellation.fired = False
         self._reports.begin_attempt(work.ticket)
+        self._output.begin(work, work.runs[0])
         try:
             loaded: Loaded | None = self._load(work, over)
         except BaseException as error:  # noqa: BLE001  # rule 2
@@ -186,6 +189,8 @@ class Serving:
         for run in work.runs:
             at = time.monotonic()
             self._reports.begin_run(run)
+            if loaded is None:
+                self._output.begin(work, run)
             self._reports.send(*over, Begun(work.ticket, run, at))
             over = self._one_run(work, run, loaded, began=began, at=at)
             loaded = None
@@ -231,7 +236,7 @@ class Serving:
                 returned = calls.call_it(target, args=args, offers=offers)
             finally:
                 self._cancellation.ticket = 0
-                _flush_output()
+                self._output.end_run()
             ended = time.monotonic()
             if self._forked:
                 self._leave(0)
@@ -343,25 +348,6 @@ def _connect(driver: Serve) -> socket.socket:
     remote.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     keep_alive(remote)
     return remote
-
-
-def _take_output(sock: socket.socket) -> None:
-    """Receives the standard error of the scheduler: prints in Ray's own files would be gone with Ray. Raises OSError."""
-    said, descriptors, *_ = socket.recv_fds(sock, 1, 1)
-    if not said:
-        raise ConnectionResetError
-    for descriptor in descriptors:
-        logs.share_output(descriptor)
-        os.close(descriptor)
-
-
-def _flush_output() -> None:
-    """What a task has printed is in the log before its end is, and apart from the next one's."""
-    for stream in (sys.stdout, sys.stderr):
-        try:  # noqa: SIM105  # `suppress` takes a microsecond of each run
-            stream.flush()
-        except Exception:  # noqa: BLE001, S110  # user code may have put anything there
-            pass
 
 
 def _copy(plain: Any) -> Any:

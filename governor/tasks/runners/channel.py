@@ -11,7 +11,6 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import hmac
 import os
@@ -51,7 +50,6 @@ MAX_UNAUTHENTICATED: Final = 256
 """Unauthenticated connections on each of the two sockets; beyond that the oldest is closed."""
 ACCEPT_PAUSE: Final = 0.1
 """Seconds without accepting when descriptors run out: the listener stays readable, and the loop would spin on it."""
-STDERR: Final = 2
 REFUSED_LOG_SECONDS: Final = 10.0
 """Between two log lines about refused connections."""
 _NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -79,16 +77,6 @@ class RunnerConnection:
         """Accepts documents of any size from now on."""
         self._trusted = True
         self._stream.max_bytes = LARGEST
-
-    def share_output(self) -> None:
-        """Sends our standard error to a runner on this machine: it prints there from now on. Before all documents."""
-        try:
-            os.fstat(STDERR)
-            descriptors = [STDERR]
-        except OSError:  # this process was started without one
-            descriptors = []
-        with contextlib.suppress(OSError):  # the peer is gone: the reader reports its end
-            socket.send_fds(self._sock, [b"o"], descriptors)
 
     def peer_pid(self) -> int:
         """The pid at the other end of a unix socket, from the kernel (SO_PEERCRED)."""

@@ -32,6 +32,7 @@ from governor.tasks.runners import remote_files
 from governor.tasks.runners.channel import RunnerListener
 from governor.tasks.runners.handle import RunnerHandle, ray_options
 from governor.tasks.runners.process import LocalProcess, RemoteProcess
+from governor.tasks.runners.remote_output import RemoteOutput
 from governor.tasks.runners.states import Cause, RunnerState
 from governor.tasks.scheduling.events import RunnerGone, RunnerReady, Shape
 
@@ -74,6 +75,7 @@ class Runners:
         import_path: folders that runners put in front of ``sys.path``.
         working_folder: where runners work, on machines that have it, in front of ``sys.path`` too; None: where Ray starts them.
         mark: process mark of the daemon's child that owns them; their own marks are derived from it.
+        spools: where runners put what user code prints, as those of `conductor`; None: Ray has it.
         warm: idle runners of this process, which are used again; None: no runner outlives `close`. keep_seconds: how long an
             idle runner is kept there after `close`.
         before_remote: awaited before a runner on another machine is ready.
@@ -89,6 +91,8 @@ class Runners:
         import_path: Sequence[str],
         working_folder: str | None = None,
         mark: int = kill_tree.UNMARKED,
+        spools: Path | None = None,
+        conductor: str = "tasks",
         warm: WarmRunners | None = None,
         keep_seconds: float = 0.0,
         before_remote: Callable[[], Awaitable[None]] | None = None,
@@ -100,6 +104,8 @@ class Runners:
         self._mark = mark or kill_tree.new_child_mark()
         self._folder = run_folder
         self._import_path = tuple(import_path)
+        self._spools, self._conductor = spools, conductor
+        self._remote_output = RemoteOutput(cluster=cluster, folder=spools or run_folder, conductor=conductor)
         self._warm = warm
         self._keep_seconds = keep_seconds
         self._before_remote = before_remote
@@ -197,6 +203,7 @@ class Runners:
             await asyncio.wait(set(self._tasks), timeout=2 * kill_tree.KILL_SECONDS)
         for watch in self._node_watches.values():
             watch.cancel()
+        await self._remote_output.close()
         self._connections.close()
         (self._folder / self._marker).unlink(missing_ok=True)
 
@@ -230,6 +237,8 @@ class Runners:
             secret=self._secret,
             runner=handle.id,
             marker=self._marker,
+            spools=None if self._spools is None else str(self._spools),
+            conductor=self._conductor,
         )
         if (kept := self._take(handle)) is not None:
             handle.kept = kept
@@ -265,8 +274,6 @@ class Runners:
             connection.close()
             handle.end(Cause.NOT_BACK)
             return
-        if connection.local:
-            connection.share_output()
         process: RunnerProcess
         known: dict[str, Any] = {
             "connection": connection,
@@ -284,6 +291,7 @@ class Runners:
         else:
             process = RemoteProcess(**known, cluster=self._cluster)
             self._watch_node(hello.node)
+            self._remote_output.follow(hello)
         if not hello.shares_folder:
             process.file_receiver = remote_files.FileReceiver(
                 folder=self._folder,

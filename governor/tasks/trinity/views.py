@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from governor import logs
 from governor.tasks.api import Status
-from governor.tasks.ports import LEVELS, BatchListener
+from governor.tasks.ports import BatchListener
 from governor.tasks.trinity.statistics import calculate_task_level_metrics
 
 if TYPE_CHECKING:
@@ -284,9 +284,8 @@ class BatchView(BatchListener):
             self.succeeded += _succeeded(task)
         self.wake()
 
-    def line(self, attempt: Attempt, run: int, level: str, text: str) -> None:
-        log_line = getattr(log, LEVELS.get(level, "info"))
-        log_line("task.log", batch=self.batch_id, task=attempt.task.id, run_id=run, text=text)
+    def traceback(self, attempt: Attempt, run: int, text: str) -> None:
+        log.error("task.traceback", batch=self.batch_id, task=attempt.task.id, run_id=run, text=text)
 
     def batch_ended(self, ended: BatchEnded) -> None:
         if isinstance(ended.batch, int):

@@ -13,7 +13,6 @@ from governor.tasks.engine import Engine
 from governor.tasks.errors import GraphError, QueueFull
 from governor.tasks.protocol.wire import (
     Begun,
-    LogLine,
     Over,
     StateUpdate,
 )
@@ -86,8 +85,8 @@ class Listener:
     def run_ended(self, record, payload):
         self.heard.append((record.outcome, record.task, record.value, payload))
 
-    def line(self, attempt, run, level, text):
-        self.heard.append((level, attempt.task.id, run, text))
+    def traceback(self, attempt, run, text):
+        self.heard.append(("traceback", attempt.task.id, run, text))
 
     def batch_ended(self, ended):
         self.heard.append(("end", ended.end))
@@ -180,7 +179,7 @@ async def test_what_no_node_can_hold_fails_at_once_with_the_reason(engine_setup)
     assert [heard[0] for heard in listener.heard] == ["failed", "end"]
 
 
-async def test_lines_tracebacks_and_keys_of_a_task_find_their_way(engine_setup):
+async def test_tracebacks_and_keys_of_a_task_find_their_way(engine_setup):
     engine, pool, listener = engine_setup
     submit(engine, listener, task("a"))
     engine.runner_changed(RunnerReady(0.0, 0))
@@ -189,7 +188,6 @@ async def test_lines_tracebacks_and_keys_of_a_task_find_their_way(engine_setup):
         0,
         [
             Begun(work.ticket, 0, 1.0),
-            LogLine(work.ticket, 0, "info", "hi"),
             StateUpdate(work.ticket, {"x": 3}),
         ],
         1.0,
@@ -206,7 +204,6 @@ async def test_lines_tracebacks_and_keys_of_a_task_find_their_way(engine_setup):
     )
     engine.runner_reported(0, [Over(work.ticket, 0, 2.0, 1.0, error="bad", traceback="Traceback")], 2.0)
     assert listener.heard == [
-        ("info", "a", 0, "hi"),
         ("started", 0, 1000, "here"),
         ("traceback", "a", 0, "Traceback"),
         ("failed", "a", None, b""),
@@ -257,19 +254,21 @@ async def test_work_that_cannot_be_sent_costs_its_runner_and_not_the_batch(engin
     assert listener.heard == [("crashed", "a", None, b""), ("end", "tasks_done")]
 
 
-async def test_a_line_that_nobody_takes_costs_no_result(engine_setup, monkeypatch):
+async def test_a_traceback_that_nobody_takes_costs_no_result(engine_setup, monkeypatch):
     engine, pool, listener = engine_setup
-    monkeypatch.setattr(listener, "line", fails)
+    monkeypatch.setattr(listener, "traceback", fails)
     submit(engine, listener, task("a"))
     engine.runner_changed(RunnerReady(0.0, 0))
     [work] = pool.sent[0]
     said = [
         Begun(work.ticket, 0, 1.0),
-        LogLine(work.ticket, 0, "info", "hello"),
-        Over(work.ticket, 0, 1.1, 0.1),
+        Over(work.ticket, 0, 1.1, 0.1, error="bad", traceback="Traceback"),
     ]
     engine.runner_reported(0, said, 1.1)
-    assert listener.heard == [("succeeded", "a", None, b""), ("end", "tasks_done")]
+    assert [each for each in listener.heard if each[0] != "started"] == [
+        ("failed", "a", None, b""),
+        ("end", "tasks_done"),
+    ]
 
 
 async def test_a_place_without_hope_is_said_to_have_none(engine_setup):

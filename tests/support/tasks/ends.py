@@ -25,7 +25,7 @@ class Ends:
     def run_ended(self, record, payload):
         self.records[record.task] = record
 
-    def line(self, *_):
+    def traceback(self, *_):
         pass
 
     def batch_ended(self, ended):

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 
+from governor.output.spool_folder import SpoolFolder
 from governor.tasks.protocol.wire import Begun, Over, WorkItem
 from governor.tasks.scheduling.events import RunnerGone, RunnerReady
 
@@ -57,8 +58,11 @@ class Heard:
 
 
 class World:
-    def __init__(self, runners):
+    def __init__(self, runners, spools):
         self.runners = runners
+        self.printed = []
+        """Lines that user code has printed, as far as `until_printed` has read them."""
+        self._spools = SpoolFolder(spools, lines_per_second=10_000, bytes_per_second=1 << 24)
         self.heard = runners.listener = Heard()
         self._tickets = count(1)
         self._idle = []
@@ -113,6 +117,14 @@ class World:
 
         return await self.heard.until(found, seconds=seconds)
 
+    async def until_printed(self, condition, *, seconds=20):
+        """What the condition finds among all lines that were printed, once that is anything."""
+        async with asyncio.timeout(seconds):
+            while not (found := [line for line in self.printed if condition(line)]):
+                self.printed += await asyncio.to_thread(self._spools.read)
+                await asyncio.sleep(0.02)  # files tell nobody
+        return found
+
     async def gone(self, runner, *, seconds=SECONDS):
         return (await self.heard.until(lambda: self.heard.all(runner, RunnerGone), seconds=seconds))[0]
 
@@ -123,8 +135,10 @@ def hide(runners):
 
 
 @asynccontextmanager
-async def open_world(cluster, folder, *, unix=True, working_folder=None):
-    """Without `unix`, runners find no socket file and connect by TCP, as from another machine."""
+async def open_world(cluster, folder, *, unix=True, working_folder=None, prints=False):
+    """Without `unix`, runners find no socket file and connect by TCP, as from another machine. With `prints`, what they print is
+    collected (`World.until_printed`).
+    """
     from governor.tasks.runners.pool import Runners
 
     sockets = Path(tempfile.mkdtemp(prefix="governor-test-"))
@@ -135,10 +149,11 @@ async def open_world(cluster, folder, *, unix=True, working_folder=None):
         socket_folder=sockets,
         import_path=[str(USER_CODE)],
         working_folder=working_folder,
+        spools=folder / "spools" if prints else None,
     )
     if not unix:
         hide(runners)
-    world = World(runners)
+    world = World(runners, folder / "spools")
     world.sockets = sockets
     try:
         yield world

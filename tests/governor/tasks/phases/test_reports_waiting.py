@@ -4,41 +4,11 @@ import asyncio
 
 import pytest
 
-from governor.messages import Log, PartEndedReport, TaskEnded
+from governor.messages import TaskEnded
 from governor.tasks.phases import task_graph
-from governor.tasks.phases.task_graph import LINES_WAITING, REPORTS_AT_ONCE
 from governor.tasks.scheduling.bundles import LARGEST
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
-
-
-async def test_while_the_governor_is_away_lines_are_dropped_and_counted_and_outcomes_kept(harness, task):
-    phase, link = harness.phase(task("chat", "chat", args={"lines": 100}, repeat=60), task("bad", "fail"))
-    back, over = asyncio.Event(), asyncio.Event()
-    report_all, batch_ended = link.report_all, phase.batch_ended
-
-    async def once_back(events):
-        await back.wait()
-        return await report_all(events)
-
-    def ended(event):
-        batch_ended(event)
-        over.set()
-
-    link.report_all, phase.batch_ended = once_back, ended
-    phase.begin()
-    running = asyncio.create_task(phase.run())
-    async with asyncio.timeout(30):
-        await over.wait()
-        back.set()
-        await running
-    assert len([event for event in link.events if isinstance(event, TaskEnded)]) == 61
-    assert isinstance(link.events[-1], PartEndedReport)
-    lines = [event for event in link.events if isinstance(event, Log)]
-    [told] = [line for line in lines if line.event == "task.logs_dropped"]
-    assert told.level == "warning"
-    assert len(lines) - 1 + told.data["lines"] == 6000, "a line of each"
-    assert LINES_WAITING <= len(lines) - 1 <= LINES_WAITING + REPORTS_AT_ONCE
 
 
 async def test_no_task_begins_while_too_many_ends_wait_for_the_governor(harness, task, monkeypatch):

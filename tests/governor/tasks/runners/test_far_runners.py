@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from governor.files import write_whole
-from governor.tasks.protocol.wire import Begun, Input, Loading, LogLine, Over, StateUpdate
+from governor.tasks.protocol.wire import Begun, Input, Loading, Over, StateUpdate
 from governor.tasks.runners.process import RemoteProcess
 from tests.support.living import lives
 from tests.support.tasks.runner_world import open_world
@@ -126,7 +126,7 @@ async def test_work_is_taken_back_and_a_task_is_cancelled_by_the_nodes_agent(far
     assert over.error == "the task was cancelled"
     taken = await far.heard.until(lambda: [each for each in far.heard.of[runner] if isinstance(each, tuple)])
     assert taken == [tuple(work.ticket for work in rest)]
-    assert not far.heard.all(runner, Over | Begun | Loading | LogLine, rest[0].ticket)
+    assert not far.heard.all(runner, Over | Begun | Loading, rest[0].ticket)
     far.give_back(runner)
 
 

@@ -112,16 +112,6 @@ async def test_threads_of_user_code_do_not_mix_up_the_stream(world):
     world.give_back(runner)
 
 
-async def test_what_a_task_prints_comes_before_its_end(world, capfd):
-    runner = await world.ready(fresh=True)
-    work = [world.work("print_part", args={"text": text}) for text in ("one ", "two ")]
-    for each in work:
-        world.runners.send(runner, [each])
-        await world.over(runner, each)
-        assert each.args["text"] in capfd.readouterr().err
-    world.give_back(runner)
-
-
 async def test_a_forked_child_that_leaves_the_task_does_not_act_as_the_runner(world, tmp_path):
     note = tmp_path / "note"
     (over,) = await world.run("fork_and_return", args={"note": str(note)})

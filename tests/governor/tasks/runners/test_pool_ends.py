@@ -18,7 +18,6 @@ from governor.processes import kill_tree
 from governor.tasks.protocol.wire import (
     Begun,
     Input,
-    LogLine,
     Over,
 )
 from governor.tasks.scheduling.events import RunnerGone
@@ -178,17 +177,6 @@ async def test_a_runner_that_is_killed_while_it_starts_is_told_once(world):
     for runner in started:
         assert (await world.gone(runner)).reason == "not wanted"
         assert len(world.heard.all(runner, RunnerGone)) == 1
-
-
-async def test_lines_past_the_limit_are_dropped_and_that_is_said(world):
-    runner = await world.ready()
-    work = world.work("log_much", args={"seconds": 0.2})
-    world.runners.send(runner, [work])
-    await world.over(runner, work)
-    lines = world.heard.all(runner, LogLine, work.ticket)
-    assert len(lines) == 200
-    assert lines[-1].text.endswith("(further lines of this attempt are dropped)")
-    world.give_back(runner)
 
 
 async def test_no_descriptor_is_left_of_runners_that_are_gone(world):

@@ -351,7 +351,3 @@ def steps(note):
 
 def own_cancelled_error():
     raise asyncio.CancelledError
-
-
-def print_part(text):
-    print(text, end="")  # noqa: T201  # what it is for
