@@ -25,6 +25,7 @@ from governor.tasks.cluster.cluster import Cluster
 from governor.tasks.cluster.lease import NodeLease
 from governor.tasks.cluster.warm_runners import WARM
 from governor.tasks.engine import Engine
+from governor.tasks.script_output import ScriptOutput, wants_output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,6 +45,7 @@ class Driver:
     pickle_store: PickleStore
     folder: Path
     _stack: AsyncExitStack
+    _output: ScriptOutput | None = None
     _closing: asyncio.Task[None] | None = None
 
     @classmethod
@@ -78,6 +80,10 @@ class Driver:
             from governor.tasks.runner_process.pickled import FOLDER  # noqa: PLC0415  # as said above
             from governor.tasks.runners.pool import Runners  # noqa: PLC0415  # as said above
 
+            output: ScriptOutput | None = None
+            if lease.is_own or wants_output():
+                output = ScriptOutput(scratch / "output")
+                stack.push_async_callback(asyncio.to_thread, output.close)
             (pickles := scratch / FOLDER).mkdir()
             pickle_store = PickleStore(cluster.namespace, pickles)
             stack.callback(cluster.call_unawaited, pickle_store.close)
@@ -87,6 +93,8 @@ class Driver:
                 run_folder=folder,
                 socket_folder=scratch,
                 import_path=[*config.import_path, *sys.path],
+                spools=None if output is None else output.folder,
+                conductor="",
                 warm=WARM,
                 keep_seconds=config.idle_timeout,
                 before_remote=lambda: cluster.call(pickle_store.publish),
@@ -108,7 +116,12 @@ class Driver:
                 engine.warm()
             watching = asyncio.create_task(cluster.follow(engine), name="tasks.nodes")
             stack.callback(watching.cancel)
-            return cls(cluster, engine, pickle_store, folder, stack.pop_all())
+            return cls(cluster, engine, pickle_store, folder, stack.pop_all(), output)
+
+    def show_output(self) -> None:
+        """Returns when all is shown that tasks have printed. Blocks; in any thread."""
+        if self._output is not None:
+            self._output.flush()
 
     async def close(self, *, seconds: float) -> None:
         """Returns within `seconds`; if closing takes longer, that is logged and it goes on. Idempotent."""

@@ -153,6 +153,7 @@ class GraphSession:
         self.call(lambda: self._opened().engine.submit(batch, listener))
         listener.ended.result()  # an interrupt here closes the session, which cancels the batch
         self.wait(self._settle())
+        self._opened().show_output()
         records = {record.task: record for record in [*done, *listener.records]}
         return {each.exp_id: self.value_of(records[str(each.exp_id)]) for each in experiments}
 

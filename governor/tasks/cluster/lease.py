@@ -44,6 +44,11 @@ class NodeLease:
         self._num_cpus = num_cpus or os.cpu_count() or 1
         self._ray_thread: _RayThread | None = None
 
+    @property
+    def is_own(self) -> bool:
+        """Whether the connection was opened here, not by the caller."""
+        return self._ray_thread is not None
+
     async def take(self) -> None:
         """Initializes Ray. Call once, and `leave` also if this raises ConductorError or ProcessError. A cancelled call does
         not wait for the connection; `leave` does.
