@@ -1,5 +1,5 @@
 """What the output of user code costs: a step whose process is captured, beside one that is not; and one run that prints a
-million lines a minute, for the run beside it and for the daemon. Takes about a minute: `python benchmarks/bench_output.py`.
+million lines a minute, for the run beside it and for the daemon; tasks that print nothing. Takes about two minutes: `python benchmarks/bench_output.py`.
 
 Sides take turns, and a ratio is the median of the turns' ratios. CPU time is that of the process.
 """
@@ -7,6 +7,7 @@ Sides take turns, and a ratio is the median of the turns' ratios. CPU time is th
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 import tempfile
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import bench_in_process
+import bench_tasks
+import psutil
 from bench_steps import HERE, PROGRAM
 from gymnasium import spaces
 from step_agent import TrivialAgent
@@ -130,6 +133,52 @@ async def beside_a_loud_run(seconds: float = 3.0) -> list[Row]:
     ]
 
 
+async def of_a_task(number: int = 10_000) -> Row:
+    """CPU time of a task that does nothing, driver and runners: where output is collected, as a part of that where it is not."""
+    opened = bench_tasks.Opened()
+    async with opened as stage:
+        from governor.tasks.engine import Engine  # Ray: only after its variables are set
+        from governor.tasks.runners.pool import Runners
+
+        (folder := stage.folder / "collected").mkdir()
+        runners = Runners(
+            cluster=opened.cluster,
+            run="collected",
+            run_folder=folder,
+            socket_folder=folder,
+            import_path=[str(HERE)],
+            spools=folder / "spool",
+        )
+        engine = Engine(runners=runners, cluster=opened.cluster, folder=folder, grace=0.1)
+        await engine.start()
+        gc.freeze()
+        sides = (stage, bench_tasks.Stage(engine, opened.cluster.ray, folder))
+        ratios = []
+        for turn in range(PAIRS + 2):
+            used = {}
+            for side in sides if turn % 2 else sides[::-1]:
+                pool = runners if side.engine is engine else opened.runners
+                began = _cpu_of(side, pool)
+                await side.run(bench_tasks.specs(number))
+                used[side is sides[0]] = _cpu_of(side, pool) - began
+            if turn > 1:
+                ratios.append(used[False] / used[True])
+        await engine.close()
+    return Row(
+        what="CPU of a task that prints nothing, driver and runner, where output is collected: part of that where it is not",
+        figure=p50(ratios),
+        unit="",
+        at_most=1.2,
+        note=spread(ratios, ""),
+    )
+
+
+def _cpu_of(side: bench_tasks.Stage, runners: Any) -> float:
+    slots = side.engine.plain_slots().values()
+    times = [psutil.Process(runners.pid(slot.runner)).cpu_times() for slot in slots]
+    return time.process_time() + sum(each.user + each.system for each in times)
+
+
 async def _ended(instance: Instance, uid: str) -> int:
     return (await instance.executor.status(uid)).runs[0].episodes_ended
 
@@ -147,7 +196,7 @@ def _run(entry: str, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure() -> list[Row]:
-    return [asyncio.run(of_a_step()), *asyncio.run(beside_a_loud_run())]
+    return [asyncio.run(of_a_step()), *asyncio.run(beside_a_loud_run()), asyncio.run(of_a_task())]
 
 
 if __name__ == "__main__":

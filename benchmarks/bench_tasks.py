@@ -80,14 +80,14 @@ class Opened:
         from governor.tasks.engine import Engine
         from governor.tasks.runners.pool import Runners
 
-        runners = Runners(
+        self.runners = Runners(
             cluster=self.cluster,
             run="benchmark",
             run_folder=self.folder,
             socket_folder=self.folder,
             import_path=[str(HERE)],
         )
-        self.engine = Engine(runners=runners, cluster=self.cluster, folder=self.folder, grace=0.1)
+        self.engine = Engine(runners=self.runners, cluster=self.cluster, folder=self.folder, grace=0.1)
         await self.engine.start()
         gc.freeze()  # as the task conductor does
         return Stage(self.engine, self.cluster.ray, self.folder)
