@@ -45,6 +45,13 @@ class Agent:
         pass
     def act(self, observation, *, explore):
         return 0
+
+
+def late(seconds=60):
+    os.write(1, b"within")
+    import ctypes, signal
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    ctypes.PyDLL(None).sleep(seconds)
 """
 
 
@@ -74,7 +81,8 @@ async def all_of(executor, uid, *, follow=False, **wanted):
 
 
 @pytest.mark.parametrize(
-    ("transport", "conductor"), [("conductors", "environment.room"), ("in_process", "simulation")]
+    ("transport", "conductor"),
+    [("conductors", "environment.room"), ("in_process", "simulation"), ("ray", "tasks")],
 )
 async def test_lines_have_conductor_stream_and_episode_and_are_not_in_the_daemons_log(
     instance, code, transport, conductor
@@ -105,6 +113,27 @@ async def test_a_conductor_that_dies_within_a_line_leaves_it(instance, code):
         uid = await tree.executor.submit(run_of("one", die=True), folder=code)
         lines = await all_of(tree.executor, uid, follow=True)
     assert [line.text for line in lines if line.partial] == ["one half"]
+
+
+async def test_lines_of_a_task_bear_its_run_and_attempt_also_if_it_is_killed_within_a_line(instance, code):
+    tasks = [
+        {"id": "late", "call": "rooms:late", "timeout": 0.2, "retries": 1},
+        {"id": "twice", "call": "rooms:late", "args": {"seconds": 0}, "repeat": 2},
+    ]
+    run = {"name": "tasks", "phases": [{"name": "p", "on_failure": "continue", "grace": 0.1, "tasks": tasks}]}
+    async with instance.serve() as tree, asyncio.timeout(60):
+        uid = await tree.executor.submit(run, folder=code)
+        lines = await all_of(tree.executor, uid, follow=True)
+        found = sorted((line.task, line.run, line.attempt, line.text) for line in lines)
+        assert found == [
+            ("late", 0, 1, "within"),
+            ("late", 0, 2, "within"),
+            ("twice", 0, 1, "within"),
+            ("twice", 1, 1, "within"),
+        ]
+        assert len(await all_of(tree.executor, uid, task="late", attempt=2)) == 1
+        assert len(await all_of(tree.executor, uid, run=1)) == 1
+        assert not list((instance.folder / "s" / "runs" / uid / "logs").glob("spool/*"))
 
 
 async def test_two_runs_at_once_do_not_mix(instance, code):

@@ -33,6 +33,7 @@ from governor.episodes.rules.seeds import episode_seed
 from governor.errors import ConductorError
 from governor.failures import reason_of
 from governor.messages import Acknowledged, EpisodeRecord, decode_simulation
+from governor.output.attribution import Attribution
 from governor.tasks.api import TaskCancelled, TaskResult
 from governor.tasks.protocol.episodes import (
     READY,
@@ -158,7 +159,10 @@ class Player:
             state_path=state_path,
             context=for_user(name=f"agent.{name}"),
         )
-        context = ExecutionContext(chunk.worker, owner=chunk.worker, agent=name)
+        self._attribution = Attribution()
+        context = ExecutionContext(
+            chunk.worker, owner=chunk.worker, agent=name, phase=command.name, attribution=self._attribution
+        )
         reports.bind(partial(current_episodes, [context]))
         self._worker = LocalEpisodeWorker(
             self,
@@ -176,6 +180,8 @@ class Player:
             raise ConductorError(
                 f"environment {self.command.environment!r} has several players: that needs transport: in_process"
             ) from None
+        finally:
+            self._attribution.end()
         if self.command.mode == "train" and self._agent.calls(0, alone=True).learn is not None:
             raise ConductorError(
                 f"agent {self._agent.name!r} learns, and on Ray there is one of it in each runner: "
@@ -185,7 +191,10 @@ class Player:
     def play(self, index: int) -> list[Any] | TaskResult:
         """Plays the episode; returns it, with its steps if they are not in the run's folder."""
         self._index = index
-        self._worker.play_all()
+        try:
+            self._worker.play_all()
+        finally:
+            self._attribution.end()  # a task of the same phase may follow
         if self._record is None:
             raise RuntimeError(f"episode {index} was not played")
         if self._sent is None:
