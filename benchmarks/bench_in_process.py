@@ -181,7 +181,7 @@ class Instance:
         path.write_bytes(encode(spec))
         self.child = child = subprocess.Popen(
             [sys.executable, "-c", self._program, str(path)], cwd=HERE.parent
-        )  # noqa: ASYNC220  # once, before anything is timed
+        )  # once, before anything is timed
         self.pid = child.pid
         stack.callback(child.wait)
         stack.callback(child.kill)
