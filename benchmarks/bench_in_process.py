@@ -179,9 +179,8 @@ class Instance:
         )
         path = folder / "spec"
         path.write_bytes(encode(spec))
-        self.child = child = subprocess.Popen(
-            [sys.executable, "-c", self._program, str(path)], cwd=HERE.parent
-        )  # once, before anything is timed
+        command = [sys.executable, "-c", self._program, str(path)]
+        self.child = child = subprocess.Popen(command, cwd=HERE.parent)  # noqa: ASYNC220  # once, before anything is timed
         self.pid = child.pid
         stack.callback(child.wait)
         stack.callback(child.kill)
