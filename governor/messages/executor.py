@@ -214,9 +214,9 @@ class WatchEnd(Message, frozen=True):
 
 
 class ConductorStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`started`: the pids of all running processes that it has started, with runners of Ray on this machine. `cpu`: CPUs that it
-    and those keep busy, since the status before (the first time, since it began); `memory` of all of them in bytes, as of
-    `limits.memory`. Both are measured in the status of one run alone."""
+    """`started`: the pids of all processes below it, with runners of Ray on this machine. `cpu`: CPUs that these keep busy, since
+    the status before (the first time, since it began); `memory` in bytes, as of `limits.memory`: both of one run alone.
+    """
 
     name: str
     kind: ConductorKind
