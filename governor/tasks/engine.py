@@ -207,6 +207,10 @@ class Engine:
         """What has not ended of the batch ends as `cancelled`."""
         self._handle(Cancelled(time.monotonic(), batch, reason, gentle))
 
+    def is_active(self, batch: BatchId) -> bool:
+        """Whether it was submitted and has not ended."""
+        return batch in self._core.batches
+
     def pause(self, *, paused: bool) -> None:
         """Whether no further sub-task is dispatched; those on runners go on, and what else waits keeps its place."""
         self._core.is_paused = paused

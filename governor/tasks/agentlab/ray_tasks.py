@@ -127,7 +127,7 @@ def execute_task_graph(
     if not experiments:
         return {}
     specs = _specs_of(experiments, [_episode_timeout(each, avg_step_timeout) for each in experiments])
-    with older_objects_spared(), GraphSession(config or SchedulerConfig(), folder=folder) as session:
+    with older_objects_spared(), GraphSession.of_graph(config, folder) as session:
         return session.run_graph(experiments, specs)
 
 

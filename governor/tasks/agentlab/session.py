@@ -6,22 +6,23 @@ Rules:
 2. With a folder, each result is on the disk before a task that depends on it runs, and a new start over the same folder
    finds it.
 3. `close` leaves no waiting caller, and no process but idle runners that are kept for the next driver; nor does an interrupted
-   `open`. The session that ``run_exp.remote`` shares is closed when the interpreter ends.
+   `open`. The session that is shared by ``run_exp.remote`` and by graphs is closed when the interpreter ends. Where it has
+   nothing to do, it has no runners.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
+import shutil
+import sys
 import threading
-from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias
 
 import msgspec
 
@@ -29,6 +30,7 @@ from governor import logs
 from governor.errors import ConductorError
 from governor.messages import TaskRecord, TaskSpec
 from governor.tasks.agentlab.listeners import GraphListener, TaskRef
+from governor.tasks.agentlab.loop_thread import LoopThread
 from governor.tasks.agentlab.study import Study
 from governor.tasks.api import SchedulerConfig
 from governor.tasks.cluster.joining import worker_id
@@ -38,7 +40,8 @@ from governor.tasks.scheduling.batch import upstream_failed
 from governor.tasks.scheduling.events import BatchSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
 
     from governor.tasks.driver import Driver
     from governor.tasks.pickle_store import PackBuilder
@@ -48,12 +51,11 @@ SETTLE_SECONDS: Final = 1.0
 REST_SECONDS: Final = 1.0
 """Without a task of `run_exp.remote`; then its runners are any caller's."""
 Submitted: TypeAlias = "tuple[TaskSpec, TaskRef, Sequence[TaskRef | Future[TaskRecord]], PackBuilder]"
-T = TypeVar("T")
 
 log = logs.get_logger()
 
 
-class GraphSession:
+class GraphSession(LoopThread):
     """A driver and its engine in a thread of their own. A context manager; may be opened once."""
 
     _batches: ClassVar[Iterator[int]] = count(1)
@@ -62,17 +64,18 @@ class GraphSession:
     _sharing: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, config: SchedulerConfig, *, folder: Path | str | None = None) -> None:
+        super().__init__("tasks.session")
         self._config = config
         self._study = None if folder is None else Study(Path(folder))
         self._held = ExitStack()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="tasks.session", daemon=True)
         self._driver: Driver | None = None
         self._connection = ""
+        self._import_path: list[str] = []
+        self._graphs: set[int] = set()
+        """The batches of those that are at work."""
         self._process = os.getpid()
         self._released: list[str] = []
         self._releasing: asyncio.Task[None] | None = None
-        self._awaited: set[Future[Any]] = set()  # by callers of `wait`
         self._references: set[TaskRef] = set()  # those that have not ended
         self._submitting = threading.Lock()
         self._submitted: list[Submitted] = []
@@ -83,11 +86,13 @@ class GraphSession:
 
     @classmethod
     def shared(cls) -> GraphSession:
-        """The session of this process; opened when it is first needed, and anew when its Ray was shut down since."""
+        """The session of this process; opened when it is first needed, and anew when its Ray was shut down or ``sys.path`` was
+        changed since.
+        """
         with cls._sharing:
             old = cls._shared
             if old is not None:
-                if old._is_connected():  # noqa: SLF001  # its own class
+                if old._is_connected() and (old._fits() or not old._is_unused()):  # noqa: SLF001  # its own class
                     return old
                 cls._shared = None
                 old.close()
@@ -98,6 +103,18 @@ class GraphSession:
             cls._shared = session
             return session
 
+    @classmethod
+    @contextmanager
+    def of_graph(cls, config: SchedulerConfig | None, folder: Path | str | None) -> Iterator[GraphSession]:
+        """For one graph: the shared one, if Ray is initialized and nothing speaks for one of its own. Raises as `open`."""
+        if folder is None and config in (None, SchedulerConfig()) and worker_id():
+            session = cls.shared()
+            if session._fits():  # noqa: SLF001  # its own class
+                yield session
+                return
+        with cls(config or SchedulerConfig(), folder=folder) as session:
+            yield session
+
     def open(self) -> None:
         """Raises ConductorError without Ray; TryAgain while somebody else works in the folder, OSError without one."""
         from governor.tasks.driver import Driver  # noqa: PLC0415  # heavy
@@ -105,9 +122,10 @@ class GraphSession:
         with ExitStack() as stack:
             folder = None if self._study is None else stack.enter_context(self._study).folder
             self._thread.start()
+            stack.callback(self._end_references)
             stack.callback(self._end_thread)
             self._driver = self.wait(Driver.open(self._config, folder=folder, wait=False))
-            self._connection = worker_id()
+            self._connection, self._import_path = worker_id(), list(sys.path)
             self._held = stack.pop_all()
 
     def close(self) -> None:
@@ -143,19 +161,42 @@ class GraphSession:
         kept = {record.task for record in done}
         wanted = {spec.id: each for spec, each in zip(specs, experiments, strict=True) if spec.id not in kept}
         labels = [f'experiment "{name}"' for name in wanted]
-        names = self._opened().pickle_store.name_many([*wanted.values()], labels)
+        driver = self._opened()
+        self._in_loop(driver.engine.warm)
+        names = driver.pickle_store.name_many([*wanted.values()], labels)
         calls = dict(zip(wanted, names, strict=True))
         named = [msgspec.structs.replace(spec, call=calls.get(spec.id, "")) for spec in specs]
         number = next(self._batches)
-        batch = BatchSpec(id=number, tasks=tuple(named), done=tuple(done))
+        stored = "results" if self._study is not None else f"results/{number}"
+        batch = BatchSpec(id=number, tasks=tuple(named), done=tuple(done), folder=stored)
         awaited = {name for spec in specs for name in spec.depends_on}
         listener = GraphListener(study=self._study, awaited=awaited, cancel=partial(self.cancel, number))
-        self.call(lambda: self._opened().engine.submit(batch, listener))
-        listener.ended.result()  # an interrupt here closes the session, which cancels the batch
-        self.wait(self._settle())
-        self._opened().show_output()
-        records = {record.task: record for record in [*done, *listener.records]}
-        return {each.exp_id: self.value_of(records[str(each.exp_id)]) for each in experiments}
+        try:
+            self.call(partial(self._begin_graph, number, batch, listener))
+            listener.ended.result()
+            self.wait(self._settle())
+            driver.show_output()
+            records = {record.task: record for record in [*done, *listener.records]}
+            return {each.exp_id: self.value_of(records[str(each.exp_id)]) for each in experiments}
+        except BaseException:  # an interrupt
+            if self.call(lambda: driver.engine.is_active(number)):
+                self.call(partial(self.cancel, number, "it was interrupted"))
+                wait_for([listener.ended])
+            raise
+        finally:
+            self.call(partial(self._end_graph, number, names))
+            if self._study is None:
+                shutil.rmtree(driver.folder / stored, ignore_errors=True)
+
+    def _begin_graph(self, number: int, batch: BatchSpec, listener: GraphListener) -> None:
+        self._graphs.add(number)
+        self._opened().engine.submit(batch, listener)
+
+    def _end_graph(self, number: int, names: Collection[str]) -> None:
+        self._graphs.discard(number)
+        if self is GraphSession._shared:  # else it is closed next
+            self._release(names)
+            self._rest()
 
     async def _settle(self) -> None:
         """Waits a moment for runners that are still starting: the next call finds them warm."""
@@ -206,64 +247,6 @@ class GraphSession:
         if self._driver is not None:
             self._driver.engine.cancel(batch, reason=reason)
 
-    # -- threads --------------------------------------------------------------------------------------------
-
-    def call(self, function: Callable[[], T]) -> T:
-        """Runs it in the engine's thread, and waits for it. Raises what it raises."""
-        if threading.current_thread() is self._thread:
-            return function()
-
-        async def called() -> T:
-            return function()
-
-        return self.wait(called())
-
-    def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine in the engine's thread. An interrupt cancels it and waits for its end."""
-        ended: Future[T] = Future()
-        self._awaited.add(ended)
-        ended.add_done_callback(self._awaited.discard)
-        begun: list[asyncio.Task[T]] = []
-
-        def set_end(task: asyncio.Task[T]) -> None:
-            try:
-                ended.set_result(task.result())
-            except BaseException as error:  # noqa: BLE001  # also when it was cancelled
-                ended.set_exception(error)
-
-        def begin() -> None:
-            begun.append(self._loop.create_task(work))
-            begun[0].add_done_callback(set_end)
-
-        def stop() -> None:
-            begun[0].cancel()
-
-        try:
-            self._loop.call_soon_threadsafe(begin)
-        except RuntimeError:
-            work.close()
-            self._awaited.discard(ended)
-            raise RuntimeError("the session is closed") from None
-        try:
-            return ended.result()
-        except BaseException:
-            if not ended.done():
-                with suppress(RuntimeError):  # the loop is closed, and with it all has ended
-                    self._loop.call_soon_threadsafe(stop)
-                wait_for([ended])
-            raise
-        finally:
-            if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
-                work.close()
-
-    def _end_thread(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-        self._end_references()
-        for ended in list(self._awaited):  # its work has not begun, or has not come to its end
-            ended.set_exception(RuntimeError("the session is closed"))
-
     # -- inside ---------------------------------------------------------------------------------------------
 
     def _opened(self) -> Driver:
@@ -276,6 +259,13 @@ class GraphSession:
         if self._process != os.getpid():
             raise RuntimeError("this process was forked from one that uses Ray: spawn it instead")
         return self._driver is not None and self._connection == worker_id()
+
+    def _is_unused(self) -> bool:
+        return not (self._graphs or self._references or self._submitted)
+
+    def _fits(self) -> bool:
+        """Whether runners of it find the modules that the script finds now."""
+        return self._import_path == sys.path
 
     # -- in the engine's thread -----------------------------------------------------------------------------
 
@@ -309,12 +299,15 @@ class GraphSession:
             self._when_ready(msgspec.structs.replace(spec, call=call), reference, after)
 
     def _rest_later(self) -> None:
-        if not self._references and self._resting is None and self._driver is not None:
+        if self._is_unused() and self._resting is None and self._driver is not None:
             self._resting = self._loop.call_later(REST_SECONDS, self._rest)
 
     def _rest(self) -> None:
-        self._resting = None
-        if not self._references and not self._submitted and self._driver is not None:
+        """At once: its idle runners are any caller's."""
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
+        if self._is_unused() and self._driver is not None:
             self._driver.engine.rest()
             if self._driver.engine.is_starting:
                 self._rest_later()
@@ -370,10 +363,6 @@ class GraphSession:
 
     def _on_end(self, other: Future[TaskRecord], function: Callable[[], None]) -> None:
         other.add_done_callback(lambda _: self._in_loop(function))
-
-    def _in_loop(self, function: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the loop is closed: `close` has ended what waited
-            self._loop.call_soon_threadsafe(function)
 
     def _end_references(self) -> None:
         with self._submitting:

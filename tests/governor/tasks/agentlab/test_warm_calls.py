@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ import psutil
 import pytest
 
 from governor.tasks import Scheduler, SchedulerConfig, execute_task_graph, release_runners
+from governor.tasks.agentlab.session import GraphSession
 from governor.tasks.cluster import warm_runners
 from governor.tasks.cluster.warm_runners import WARM
 from governor.tasks.runners import handle
@@ -88,6 +90,33 @@ def test_a_runner_that_is_used_before_rays_thread_goes_on_is_kept(monkeypatch):
     monkeypatch.setattr(handle.RunnerHandle, "keep", note)
     used = pids_of(Exp("a", "pid"))
     assert used <= kept() & first
+
+
+def test_graphs_at_once_with_the_same_ids_have_their_own_results_and_leave_no_files():
+    found = {}
+
+    def call(letter):
+        given = [Exp(n, "give", letter * 100_000) for n in range(3)]
+        found[letter] = execute_task_graph(given)
+
+    callers = [threading.Thread(target=call, args=(letter,)) for letter in "ab"]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(60)
+    assert found == {letter: dict.fromkeys(range(3), letter * 100_000) for letter in "ab"}
+    folder = GraphSession._shared._driver.folder
+    assert not list((folder / "results").glob("*"))
+
+
+def test_a_module_whose_folder_came_to_the_path_after_the_first_call_is_found(tmp_path, monkeypatch):
+    execute_task_graph([Exp("a")])
+    (tmp_path / "come_later.py").write_text(
+        "class Late:\n    exp_id = 1\n    def run(self):\n        return 7\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    late = importlib.import_module("come_later").Late()
+    assert execute_task_graph([late]) == {1: 7}
 
 
 def test_calls_leave_nothing_behind_in_the_memory_of_their_process():
