@@ -10,6 +10,7 @@ from governor.runs.event_log import entries
 from governor.runs.replay import Replay
 from states import Pristine, advance
 from states.events import (
+    AbortRequested,
     ConductorExited,
     ConductorReady,
     ConductorStarted,
@@ -83,6 +84,21 @@ def test_a_run_over_two_invocations_agrees():
     found = replayed(recorded((*BEGUN, *STOPPED), (*BEGUN, *DONE)))
     assert found.difference is None
     assert (found.invocations, found.steps, found.ended, found.state) == (2, 13, True, "pristine")
+
+
+def test_an_abort_with_its_sender_is_a_step_and_what_the_daemon_has_written_itself_is_none():
+    events = (*BEGUN, AbortRequested(**ABOUT, reason="enough"))
+    found = replayed(
+        [
+            msgspec.structs.replace(event, data={**event.data, "by": {"uid": 1000}})
+            if event.kind == AbortRequested.kind
+            else event
+            for event in recorded(events)
+        ]
+    )
+    assert (found.difference, found.state) == (None, "finalizing")
+    by_daemon = ("conductor.exited", {"conductor": "a", "by": "recovery"})
+    assert replayed(numbered([("run.accepted", {}), by_daemon])).difference is None
 
 
 def test_a_run_in_work_agrees_as_far_as_it_is():
