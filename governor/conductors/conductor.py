@@ -185,7 +185,7 @@ async def _flush_output() -> None:
     """A line that is not over is seen soon, too."""
     while True:
         await asyncio.sleep(HELD_SECONDS)
-        capture.flush()
+        capture.flush_soon()
 
 
 async def _run(spec: ConductorSpec, closing: asyncio.Event) -> int:

@@ -33,6 +33,8 @@ HELD_CHARACTERS: Final = 8192
 _LINE_BUFFERED: Final = 1
 """_IOLBF of libc."""
 
+_HEADER: Final = spool.RECORD + b"{"
+
 _record = threading.local()
 """`fields`: level and logger of the record that a handler is printing in this thread."""
 _forked = b""
@@ -59,9 +61,12 @@ class Output(TolerantOutput):
         self.is_captured = True
         self._identity = (0, 0)
         self.identify()
-        self._held: dict[int, tuple[bytes, str]] = {}
-        self._unfinished: set[int] = set()
-        """Threads whose last record is a part of a line."""
+        self._lock = threading.RLock()
+        """The flusher takes what is held of a thread that is within a line. A signal's handler may print, too."""
+        self._held: dict[int, tuple[bytes, bytes, str]] = {}
+        """By thread: the fields of its line, those of a handler among them, and its text."""
+        self._unfinished: dict[int, bytes] = {}
+        """Threads whose last record is a part of a line: the fields of a handler in it."""
         self._lost = 0
         self._was_closed = False
 
@@ -75,76 +80,87 @@ class Output(TolerantOutput):
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        thread = threading.get_ident()
-        begun = self._held.pop(thread, None)
-        fields, held = (self._fields(), "") if begun is None else begun
-        if "\n" in text:
-            whole, _, rest = text.rpartition("\n")
-            self._put(thread, fields, held + whole, more=False)
-            if not rest:
-                return len(text)
-            fields, held = self._fields(), rest
-        else:
-            held += text
-        if len(held) > HELD_CHARACTERS:
-            self._put(thread, fields, held, more=True)
-        elif held:
-            self._held[thread] = (fields, held)
+        thread, logged = threading.get_ident(), getattr(_record, "fields", b"")
+        with self._lock:
+            begun = self._held.pop(thread, None)
+            if logged != (self._unfinished.get(thread, logged) if begun is None else begun[1]):
+                # A message ends a progress bar, and what is printed behind a message is none.
+                self._put(thread, *(begun or (self._fields(), b"", "")), more=False)
+                begun = None
+            fields, _, held = (self._fields(), logged, "") if begun is None else begun
+            if "\n" in text:
+                whole, _, rest = text.rpartition("\n")
+                self._put(thread, fields, logged, held + whole, more=False)
+                if not rest:
+                    return len(text)
+                fields, held = self._fields(), rest
+            else:
+                held += text
+            if len(held) > HELD_CHARACTERS:
+                self._put(thread, fields, logged, held, more=True)
+            elif held:
+                self._held[thread] = (fields, logged, held)
         return len(text)
 
     def flush(self) -> None:
-        while self._held:
-            try:
-                thread, (fields, held) = self._held.popitem()
-            except KeyError:  # another thread was faster
-                break
-            self._put(thread, fields, held, more=True)
+        with self._lock:
+            self._put_held()
         super().flush()
+
+    def flush_soon(self) -> None:
+        """As `flush`, for the event loop: it does not wait for a thread that is writing, to a pipe for one."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._put_held()
+                super().flush()
+            finally:
+                self._lock.release()
+
+    def _put_held(self) -> None:
+        while self._held:
+            thread, held = self._held.popitem()
+            self._put(thread, *held, more=True)
 
     def end_lines(self) -> None:
         """What is written next is the beginning of a line."""
         if self._held or self._unfinished:
-            for thread in {*self._held, *self._unfinished}:
-                fields, held = self._held.pop(thread, (b"", ""))
-                self._put(thread, fields or self._fields(), held, more=False)
+            with self._lock:
+                for thread in {*self._held, *self._unfinished}:
+                    self._put(thread, *self._held.pop(thread, (self._fields(), b"", "")), more=False)
         try:  # after each run of a task: `suppress` takes three times as long as all of this
             self.buffer.flush()
         except (OSError, ValueError):
             return
 
     def forget(self) -> None:
-        """In a fork: what is held is its parent's."""
+        """In a fork: what is held is its parent's, and a thread that it does not have may hold the lock."""
+        self._lock = threading.RLock()
         self._held.clear()
         self._unfinished.clear()
 
     def _fields(self) -> bytes:
         return _forked + attribution.current() + getattr(_record, "fields", b"")
 
-    def _put(self, thread: int, fields: bytes, text: str, *, more: bool) -> None:
+    def _put(self, thread: int, fields: bytes, logged: bytes, text: str, *, more: bool) -> None:
         data = text.encode("utf-8", "backslashreplace")
-        is_spool = False
-        try:
-            status = os.fstat(self.index + 1)
-            is_spool = (status.st_dev, status.st_ino) == self._identity
-        except OSError:
-            self._was_closed = True
-        # After user code has closed it, another file may have its number.
-        is_spool = self.is_captured and (is_spool or self._was_closed)
-        if not is_spool:
-            with contextlib.suppress(OSError, ValueError):
-                self.buffer.write(data if more else data + b"\n")
-                self.buffer.flush()
+        descriptor = self._descriptor()
+        if descriptor is None:
+            if not (self.is_captured and self._was_closed):
+                with contextlib.suppress(OSError, ValueError):
+                    self.buffer.write(data if more else data + b"\n")
+                    self.buffer.flush()
             return
-        if self._lost:
-            fields = b'%b"lost":%d,' % (fields, self._lost)
         if more or thread in self._unfinished or len(data) > spool.LINE_BYTES or b"\n" in data:
-            left = self._records(thread, fields, data, more=more)
+            since = os.lseek(descriptor, 0, os.SEEK_END)
+            left = self._records(thread, fields, logged, data, more=more, since=since)
         else:
             left = spool.record(fields, data)
+        if self._lost:
+            left = left.replace(_HEADER, b'%b"lost":%d,' % (_HEADER, self._lost), 1)
         process = attribution.process_attribution()
         try:
             while left:
-                written = os.write(self.spool, left)
+                written = os.write(descriptor, left)
                 left = left[written:]
                 if process is not None and not _forked:
                     process.tagged[self.index] += written
@@ -152,24 +168,51 @@ class Output(TolerantOutput):
         except OSError:
             self._lost += data.count(b"\n") + 1
 
-    def _records(self, thread: int, fields: bytes, data: bytes, *, more: bool) -> bytes:
+    def _descriptor(self) -> int | None:
+        """The spool's, whatever user code has done with descriptors; None where this stream goes elsewhere, or nowhere."""
+        if not self.is_captured:
+            return None
+        try:
+            if self._is_spool(self.index + 1):
+                return self.index + 1
+        except OSError:
+            self._was_closed = True
+        # After user code has closed it, another file may have its number; and after `os.closerange` that of `spool`, too.
+        with contextlib.suppress(OSError):
+            if self._was_closed and self._is_spool(self.spool):
+                return self.spool
+        return None
+
+    def _is_spool(self, descriptor: int) -> bool:
+        status = os.fstat(descriptor)
+        return (status.st_dev, status.st_ino) == self._identity
+
+    def _records(
+        self, thread: int, fields: bytes, logged: bytes, data: bytes, *, more: bool, since: int
+    ) -> bytes:
         """What is to be written. Of much text at once only what it belongs to is a record: that is faster for both sides."""
         if more:
-            self._unfinished.add(thread)
-            fields = b'%b"part":%d,"more":1,' % (fields, thread)
-            parts = range(0, len(data), spool.LINE_BYTES)
-            return b"".join(spool.record(fields, data[start : start + spool.LINE_BYTES]) for start in parts)
+            self._unfinished[thread] = logged
+            return _parts(thread, fields, data, more=True)
         first = b""
         if thread in self._unfinished:
-            self._unfinished.discard(thread)
+            del self._unfinished[thread]
             line, newline, data = data.partition(b"\n")
-            first = spool.record(b'%b"part":%d,' % (fields, thread), line[: spool.LINE_BYTES])
+            first = _parts(thread, fields, line, more=False)
             if not newline:
                 return first
         if len(data) > spool.LINE_BYTES:
-            since = os.lseek(self.spool, 0, os.SEEK_END) + len(first)
-            return b"%b%b\n%b" % (first, data, spool.mark(fields, since))
+            return b"%b%b\n%b" % (first, data, spool.mark(fields, since + len(first)))
         return first + b"".join(spool.record(fields, line) for line in data.split(b"\n"))
+
+
+def _parts(thread: int, fields: bytes, line: bytes, *, more: bool) -> bytes:
+    """Records of one line that has begun before, or (`more`) is not over."""
+    part = b'%b"part":%d,' % (fields, thread)
+    *starts, last = range(0, max(len(line), 1), spool.LINE_BYTES)
+    return b"".join(
+        spool.record(part + b'"more":1,', line[start : start + spool.LINE_BYTES]) for start in starts
+    ) + spool.record(part + b'"more":1,' * more, line[last:])
 
 
 class _LastHandler(logging.StreamHandler[Any]):
@@ -313,6 +356,12 @@ def flush() -> None:
     """Writes what is held of lines that are not over."""
     for output in _outputs:
         output.flush()
+
+
+def flush_soon() -> None:
+    """As `flush`, for an event loop."""
+    for output in _outputs:
+        output.flush_soon()
 
 
 def take_handlers(name: str) -> None:

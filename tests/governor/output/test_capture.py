@@ -237,14 +237,103 @@ soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
 for _ in range(3): print("does not")
 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-print("fits again")
+sys.stdout.write("fits again\\nand again\\n")
 """,
     )
     assert process.communicate() == (b"", b"")
     [_, out] = readers_of(tmp_path)
     lines = out.finish(time.time())
-    assert [line.text for line in lines if not line.dropped] == ["fits", "fits again"]
+    assert [line.text for line in lines if not line.dropped] == ["fits", "fits again", "and again"]
     assert [line.dropped for line in lines if line.dropped] == [(3, 0)]
+
+
+def test_nothing_of_a_long_line_is_lost_whose_beginning_was_flushed(tmp_path):
+    lines = lines_of(tmp_path, "print('a', end='', flush=True); sys.stdout.write('b' * 100_000 + '\\nc\\n')")
+    *parts, last = lines
+    assert "".join(line.text for line in parts) == "a" + "b" * 100_000
+    assert [line.partial for line in parts[-2:]] == [True, False]
+    assert last.text == "c"
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_message_within_a_progress_bar_is_a_line_of_its_own(tmp_path, flushed):
+    lines = lines_of(
+        tmp_path,
+        f"""
+def draw(percent, end=""): print(f"\\r{{percent}} %", end=end, flush={flushed}, file=sys.stderr)
+draw(1)
+logging.error("diverged")
+draw(2)
+draw(3, end="\\n")
+""",
+    )
+    assert [(line.text, line.level, line.logger) for line in lines] == [
+        ("1 %", "", ""),
+        ("ERROR:root:diverged", "error", "root"),
+        ("3 %", "", ""),
+    ]
+
+
+def test_a_thread_waits_while_another_takes_its_half_of_a_line(tmp_path):
+    lines = lines_of(
+        tmp_path,
+        """
+import threading
+taken, printed, put = threading.Event(), threading.Event(), capture.Output._put
+def slow(self, *args, more):
+    if threading.current_thread() is not threading.main_thread():
+        taken.set()
+        printed.wait(0.5)  # as long as it may take until the main thread has printed, if nothing holds it back
+    put(self, *args, more=more)
+capture.Output._put = slow
+print("one", end="")
+flusher = threading.Thread(target=capture.flush)
+flusher.start()
+taken.wait()
+print(" line")
+printed.set()
+flusher.join()
+""",
+    )
+    assert [(line.text, line.partial) for line in lines] == [("one line", False)]
+
+
+def test_the_event_loop_does_not_wait_for_a_thread_that_prints_into_a_full_pipe(tmp_path):
+    lines = lines_of(
+        tmp_path,
+        """
+import threading
+read, write = os.pipe()
+keep = os.dup(1)
+os.dup2(write, 1)
+full = threading.Thread(target=print, args=("x" * 1_000_000,), daemon=True)
+full.start()
+os.read(read, 1)
+capture.flush_soon()
+os.dup2(keep, 1)
+os.write(1, b"free\\n")
+os._exit(0)
+""",
+    )
+    assert texts(lines) == ["free"]
+
+
+def test_a_file_that_a_fork_opens_under_the_number_of_a_spool_gets_no_records(tmp_path):
+    lines = lines_of(
+        tmp_path / "spools",
+        f"""
+if os.fork() == 0:
+    os.closerange(3, 100)
+    files = [os.open({str(tmp_path / "data")!r}, os.O_WRONLY | os.O_CREAT) for _ in range(10)]
+    print("printed")
+    os.close(1)
+    print("nowhere")
+    os._exit(0)
+os.wait()
+""",
+    )
+    assert texts(lines) == ["printed"]
+    assert (tmp_path / "data").read_bytes() == b""
 
 
 def test_a_fragment_is_json_whatever_is_in_it():
