@@ -90,6 +90,7 @@ async def test_lines_have_conductor_stream_and_episode_and_are_not_in_the_daemon
     async with instance.serve() as tree, asyncio.timeout(60):
         uid = await tree.executor.submit(run_of("one", transport=transport), folder=code)
         lines = await all_of(tree.executor, uid, follow=True)
+        assert {line.phase for line in lines if line.episode is not None} == {"train"}
         assert {(line.text, line.conductor, line.stream, line.episode) for line in lines} == {
             ("one built", conductor, "stdout", None),
             *(

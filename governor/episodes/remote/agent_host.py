@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from governor import logs
 from governor.episodes import exits, spaces
 from governor.episodes.arrays import WireError
+from governor.episodes.context import reports
 from governor.episodes.entries import Abandoned, load
 from governor.episodes.records import state_file
 from governor.episodes.remote import wire
@@ -98,10 +99,12 @@ class AgentHost(ThreadHost):
         load(self._source.entry)
         self.loaded = state_file.initial_state(self._source.state_path, self._source.first_state) is not None
 
-    def _current_fields(self) -> dict[str, int]:
+    def _current_fields(self) -> dict[str, str | int]:
         """As of `attribution`."""
         episodes = () if self._runtime is None else self._runtime.working_on
-        return {"episode": episodes[0].number} if len(episodes) == 1 and episodes[0].number >= 0 else {}
+        if len(episodes) != 1 or episodes[0].number < 0:
+            return {}
+        return {"phase": reports.phase, "episode": episodes[0].number}
 
     def _answer(self, peer: bytes, data: bytes) -> bytes | None:
         try:

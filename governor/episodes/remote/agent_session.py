@@ -39,7 +39,7 @@ class AgentSession:
                 episode.observation = request.observation
                 return self._act(runtime, episode, request.number)
             case wire.BeginFrame():
-                self.attribution.begin_raw(episode=request.episode)
+                self.attribution.begin_raw(phase=request.phase, episode=request.episode)
                 reports.phase = request.phase
                 episode = self._begin(runtime, 0, request.episode, request.observation, train=request.train)
                 return self._act(runtime, episode, request.number)
@@ -47,7 +47,9 @@ class AgentSession:
                 end = wire.TERMINATED * request.terminated | wire.TRUNCATED * request.truncated
                 episode = self._learn(runtime, 0, request.observation, request.reward, end)
                 del self._episodes[0]
-                return runtime.end([episode], lambda: _finished(request.number, episode), session=self._name)
+                return runtime.end(
+                    [episode], lambda: self._finished(request.number, episode), session=self._name
+                )
             case wire.SaveFrame():
                 return self._save(runtime, request.number)
             case wire.ActManyFrame():
@@ -85,9 +87,16 @@ class AgentSession:
 
         def save() -> bytes:
             runtime.save(work)
-            return _finished(number, work)
+            return self._finished(number, work)
 
         return runtime.end([], save, session=self._name)
+
+    def _finished(self, number: int, episode: AgentEpisode) -> bytes:
+        """Raw bytes are of no episode of this worker until it begins one."""
+        self.attribution.end()
+        if episode.fault is not None:
+            return wire.encode(wire.fault(number, *episode.fault))
+        return wire.encode(wire.FinishedFrame(number, _reported(episode)))
 
     def _act_many(self, runtime: AgentRuntime, request: wire.ActManyFrame) -> bytes | None:
         plain = isinstance(runtime.spaces[0], Discrete)
@@ -127,12 +136,6 @@ class AgentSession:
             return wire.encode(wire.ActedManyFrame(request.number, rows, actions, version, faults, found))
 
         return runtime.end([*ended.values()], answer, session=self._name) if ended else answer()
-
-
-def _finished(number: int, episode: AgentEpisode) -> bytes:
-    if episode.fault is not None:
-        return wire.encode(wire.fault(number, *episode.fault))
-    return wire.encode(wire.FinishedFrame(number, _reported(episode)))
 
 
 def _reported(episode: AgentEpisode) -> Any:

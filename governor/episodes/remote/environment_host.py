@@ -90,7 +90,7 @@ class EnvironmentHost(ThreadHost):
                 stepped = self._step(0, request.action)
                 return wire.encode(wire.SteppedFrame(request.number, *stepped, self._take(0)))
             if isinstance(request, wire.ResetFrame):
-                self._attribution.begin(episode=request.episode)
+                self._attribution.begin(phase=request.phase, episode=request.episode)
                 self._begin(request, [0], [request.episode])
                 observation, row = self._reset(0, request.seed)
                 return wire.encode(wire.ObservedFrame(request.number, observation, row, self._take(0)))
@@ -180,10 +180,15 @@ class EnvironmentHost(ThreadHost):
         slot = self.current_slot
         return [] if slot is None else [(self._episodes.get(slot, -1), self._reported[slot])]
 
-    def _current_fields(self) -> dict[str, int]:
+    def lease_ended(self) -> None:
+        """Nobody resets and steps any more; what is printed from now on is of no episode. For the event loop."""
+        self.lease = None
+        self._attribution.end()
+
+    def _current_fields(self) -> dict[str, str | int]:
         """As of `attribution`: in a vector, those of the slot whose code runs."""
         episode = self._episodes.get(-1 if self.current_slot is None else self.current_slot)
-        return {} if episode is None else {"episode": episode}
+        return {} if episode is None else {"phase": reports.phase, "episode": episode}
 
     def _describe_current(self) -> str:
         slot = self.current_slot

@@ -104,7 +104,7 @@ class EnvironmentPool:
             if request.due and slot not in request.due:
                 return NotExpired()
             at = lease.host.stack("") if request.hung else Reason("")
-            lease.host.lease = None
+            lease.host.lease_ended()
             del self._leases[request.lease]
             if request.hung:
                 self._quarantine(lease.host, request.hung)
@@ -138,7 +138,7 @@ class EnvironmentPool:
 
     def _reclaim(self, key: str) -> None:
         host = self._leases.pop(key).host
-        host.lease = None
+        host.lease_ended()
         if host.current_slot is None:
             self._idle.append(host)
         else:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 from uuid import uuid4
 
 from governor import logs
+from governor.episodes.context import reports
 from governor.episodes.info import InfoFigures, columns_of, reader_of
 from governor.episodes.text.base_urls import session_id
 from governor.episodes.text.environments import user_calls
@@ -136,8 +137,13 @@ class TextEpisode:
 
     async def play(self) -> None:
         """Raises only a cancellation."""
-        with attributed(**({} if self.actor.episode is None else {"episode": self.actor.episode})):
+        with attributed(**self._fields()):
             await self._play_in_time()
+
+    def _fields(self) -> dict[str, str | int]:
+        """As of `attribution`: none outside of a run."""
+        episode = self.actor.episode
+        return {} if episode is None else {"phase": reports.phase, "episode": episode}
 
     async def _play_in_time(self) -> None:
         record, limit = self.record, self._context.timeout
@@ -226,7 +232,7 @@ class TextEpisode:
             if inspect.iscoroutinefunction(step) and "key" in inspect.signature(step).parameters:
                 environment: TextEnvironment = local
                 if isinstance(environment, TextProcess) and actor.episode is not None:
-                    await environment.begin(episode=actor.episode)
+                    await environment.begin(**self._fields())
                 return environment
             return await TextProcess.started(local, timeout=START_SECONDS)
         if actor.transport != "http" or not actor.base_url:

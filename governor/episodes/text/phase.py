@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from governor.episodes import trajectories
+from governor.episodes.context import reports
 from governor.episodes.rules import evaluation
 from governor.episodes.text.actor_pool import http_endpoints, process_endpoints
 from governor.episodes.text.base_urls import SessionSuffixBaseURLProvider, StaticBaseURLProvider
@@ -122,6 +123,7 @@ class TextPhase:
                 usage.save()
                 pool.ended(actor, record)
 
+            reports.phase = command.name
             manager = DataManager(self._folder, phase=command.name)
             stack.callback(manager.close)
             interactor = Interactor(

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from governor.conductors.simulation import SimulationController
 from governor.episodes.records import state_file
 from governor.messages import Done, EpisodeEnded, PartEndedReport, StartSimulation, encode
 from governor.messages.link import RecordingLink
+from governor.output import attribution, spool
 from tests.support.conductor_specs import conductor_spec
 from tests.support.figures import with_done
 from tests.support.in_process_commands import inside, vector
@@ -163,3 +165,13 @@ async def harness(monkeypatch):
                 yield made
         left = socket_files(folder)
         assert left == [], "socket files were left behind"
+
+
+@pytest.fixture
+def process(tmp_path, monkeypatch):
+    """What this process does, as if its output was captured."""
+    descriptors = tuple(spool.create(tmp_path, "a@1-1", suffix) for suffix in spool.STREAMS)
+    monkeypatch.setattr(attribution, "_process", attribution.ProcessAttribution(descriptors, None))
+    yield attribution.process_attribution()
+    for descriptor in descriptors:
+        os.close(descriptor)

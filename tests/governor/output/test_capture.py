@@ -364,7 +364,7 @@ sys.path.insert(0, {str(tmp_path)!r})
 from governor.episodes.text.environments.process import TextProcess
 async def play():
     game = await TextProcess.started("game:Game", timeout=60)
-    await game.begin(episode=5)
+    await game.begin(phase='talk', episode=5)
     await game.get_task_prompt(timeout=60)
     await game.step("north", timeout=60)
     await game.aclose()
@@ -374,6 +374,6 @@ print("player")
     )
     by_text = {line.text: line for line in lines}
     assert set(by_text) == {"prompted", "half", "started", "player"}
-    assert {line.episode for text, line in by_text.items() if text != "player"} == {5}
+    assert {(line.phase, line.episode) for text, line in by_text.items() if text != "player"} == {("talk", 5)}
     assert by_text["prompted"].pid != by_text["player"].pid
     assert {line.conductor for line in lines} == {"agent.walker"}

@@ -82,6 +82,18 @@ async def test_a_request_without_a_session_is_a_fault(host, channel):
     assert answer == wire.FaultFrame(1, "agent", "unknown session")
 
 
+async def test_raw_output_belongs_to_an_episode_until_its_worker_has_finished_it(process, channel):
+    def ask(kind, *args):
+        channel.ask(kind(channel.next_number(), *args), deadline=None)
+        return process.fields
+
+    assert ask(wire.BeginFrame, 1, True, 5, "train") == b'"phase":"train","episode":5,'
+    assert ask(wire.ActFrame, 2, 1.0) == b'"phase":"train","episode":5,'
+    assert ask(wire.FinishFrame, 3, 1.0, True, False) == b""
+    assert ask(wire.BeginFrame, 1, True, 6, "train") == b'"phase":"train","episode":6,'
+    assert ask(wire.SaveFrame) == b""
+
+
 @pytest.fixture
 async def echo(tmp_path, monkeypatch):
     """A host of an agent that gives the same array for each action, as a function that makes a channel to a session of it."""
