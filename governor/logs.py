@@ -103,27 +103,31 @@ def configure(
     level: str = "info",
     stream: TextIO | None = None,
     without: Collection[str] = (),
+    beside_user_code: bool = False,
     **bound: object,
 ) -> None:
-    """Sets up structlog for this process; `bound` is added to every line (run, conductor, ...). Lines go to `stream`, by
-    default standard error. The events `without` are not logged.
+    """Sets up the log of this process; `bound` is added to every line (run, conductor, ...). Lines go to `stream`, by
+    default standard error. The events `without` are not logged. `beside_user_code`: structlog itself is left to user code.
 
     Records of the standard library's logging (from other libraries) are logged too, from warnings up.
     """
     import structlog  # noqa: PLC0415  # as above
 
     stream = sys.stderr if stream is None else stream
-    structlog.configure(
-        processors=[
-            partial(_completed, frozenset(without), bound),
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            *_renderer(log_format, stream),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", TolerantStream(stream))),
-        cache_logger_on_first_use=True,
-    )
+    processors: list[Processor] = [
+        partial(_completed, frozenset(without), bound),
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        *_renderer(log_format, stream),
+    ]
+    level_class = structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()])
+    factory = structlog.WriteLoggerFactory(file=cast("TextIO", TolerantStream(stream)))
+    if beside_user_code:
+        _Logger.make = lambda: structlog.wrap_logger(
+            factory(), processors, level_class, dict, cache_logger_on_first_use=True
+        )
+    else:
+        structlog.configure(processors, level_class, logger_factory=factory, cache_logger_on_first_use=True)
     logging.basicConfig(level=logging.WARNING, handlers=[_ToStructlog()], force=True)
 
 
@@ -256,7 +260,7 @@ def default() -> None:
     """For a process of a user that has not set structlog up: lines from info up go to standard error."""
     import structlog  # noqa: PLC0415  # as above
 
-    if not structlog.is_configured():
+    if _Logger.make is None and not structlog.is_configured():
         structlog.configure(
             wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
             logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", TolerantStream(sys.stderr))),
@@ -264,11 +268,14 @@ def default() -> None:
 
 
 class _Logger:
+    make: Callable[[], Any] | None = None
+    """Where not structlog's own configuration counts."""
+
     @cached_property
     def _logger(self) -> Any:
         import structlog  # noqa: PLC0415  # as above
 
-        return structlog.get_logger()
+        return structlog.get_logger() if _Logger.make is None else _Logger.make()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._logger, name)

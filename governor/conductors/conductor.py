@@ -153,6 +153,7 @@ async def main(payload: bytes) -> int:
         log_format=spec.log_format,
         level=spec.log_level,
         stream=_capture_output(spec),
+        beside_user_code=True,
         run=spec.uid,
         conductor=spec.name,
         incarnation=spec.incarnation,

@@ -40,6 +40,14 @@ def test_each_line_is_one_json_object_without_local_variables():
     assert "swordfish" not in done.stderr
 
 
+def test_what_user_code_logs_with_structlog_is_no_line_of_ours_beside_it():
+    program = PROGRAM.replace('run="r1"', 'run="r1", beside_user_code=True')
+    program += "import structlog; structlog.get_logger().info('theirs', where='here')"
+    done = subprocess.run([sys.executable, "-c", program, "json"], capture_output=True, text=True, check=True)
+    assert [json.loads(line)["run"] for line in done.stderr.splitlines()] == ["r1"] * 3
+    assert "theirs" in done.stdout
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_line_is_written_with_its_end(unbuffered):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # tells one write from two
