@@ -35,6 +35,18 @@ def plain(text: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text).rstrip()
 
 
+def escaped(json: str) -> str:
+    """JSON without characters that control a terminal: JSON itself allows most of them in a text."""
+    return json if json.isprintable() else "".join(map(_escaped, json))
+
+
+def _escaped(character: str) -> str:
+    if character.isprintable():
+        return character
+    units = character.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
+
+
 def output(line: OutputLine, *, is_short: bool = False) -> str:
     """A line of user code's output with its time and origin; `is_short`: with its conductor alone. ``!`` stands for standard error."""
     if line.dropped is not None:

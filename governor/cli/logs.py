@@ -38,7 +38,11 @@ class _Since(click.ParamType[float]):
         try:
             return datetime.fromisoformat(value).timestamp()
         except ValueError:
-            self.fail(f"{value!r} is neither a duration (10m) nor a time (2026-01-31T12:00)", param, ctx)
+            self.fail(
+                f"{value!r} is neither a duration with its unit (90s, 10m, 2h, 1d) nor a time with its date (2026-01-31T12:00)",
+                param,
+                ctx,
+            )
 
 
 @click.command("logs", short_help="What the user code of a run printed and logged.")
@@ -69,7 +73,8 @@ def command(
             if redraws:
                 click.echo(_ERASE, nl=False)
             for line in (*page.lines, *(() if follow else page.unfinished)):
-                click.echo(msgspec.json.encode(line) if as_json else lines.output(line))
+                as_text = lines.escaped(msgspec.json.encode(line).decode()) if as_json else lines.output(line)
+                click.echo(as_text)
             if redraws and page.unfinished:
                 click.echo(_cut(lines.output(page.unfinished[-1])), nl=False)
 

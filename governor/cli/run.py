@@ -211,7 +211,8 @@ def _show_output(found: Sequence[OutputLine], *, is_raw: bool) -> None:
     """Prints what user code printed to standard error: above the progress on a terminal, where nobody reads thousands of lines a second."""
     left_out = max(len(found) - SHOWN_AT_ONCE, 0) if sys.stderr.isatty() else 0
     text = [
-        lines.plain(line.text) if is_raw else lines.output(line, is_short=True) for line in found[left_out:]
+        lines.output(line, is_short=True) if not is_raw or line.dropped else lines.plain(line.text)
+        for line in found[left_out:]
     ]
     if left_out:
         text.insert(0, f"… {left_out:,} lines, which are in the run's files")

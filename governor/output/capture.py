@@ -262,7 +262,7 @@ def capture(folder: Path, *, conductor: str, has_page: bool = True) -> int | Non
     page = folder / f"{stem}.{spool.NOW}" if has_page else None
     with contextlib.ExitStack() as made:
         if page is not None:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            spool.make_folder(folder)
             made.callback(page.unlink, missing_ok=True)
         process = attribution.ProcessAttribution(
             (-1, -1), page

@@ -37,6 +37,12 @@ def folder_of(run_folder: Path | str) -> Path:
     return Path(run_folder) / "logs" / FOLDER
 
 
+def make_folder(folder: Path) -> None:
+    """For the user alone, and so is the folder around it: of that `parents` makes one for all. Raises OSError."""
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
 def new_stem(conductor: str, pid: int | None = None) -> str:
     """The name of a new process' spools without their suffix."""
     return f"{conductor}@{os.getpid() if pid is None else pid}-{time.time_ns():x}"
@@ -50,7 +56,7 @@ def parse_stem(stem: str) -> tuple[str, int]:
 
 def create(folder: Path, stem: str, suffix: str) -> int:
     """The descriptor of a new spool, open for appending and locked; it appears in the folder locked. Raises OSError."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(folder)
     path = folder / f"{stem}.{suffix}"
     part = folder / f".{path.name}"
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
@@ -79,7 +85,7 @@ def fragment(**fields: str | float) -> bytes:
     found = ""
     for key, value in fields.items():
         if type(value) is str:  # 20 times as fast as `dumps`
-            found += f'"{key}":{encode_basestring_ascii(value)},'
+            found += f'"{key}":{_quoted(value)},'
         else:
             found += f'"{key}":{value if type(value) is int else json.dumps(value)},'
     return found.encode()
@@ -87,7 +93,15 @@ def fragment(**fields: str | float) -> bytes:
 
 def fragment_of_task(task: str, run: int, attempt: int) -> bytes:
     """As `fragment`, in a quarter of its time."""
-    return b'"task":%b,"run":%d,"attempt":%d,' % (encode_basestring_ascii(task).encode(), run, attempt)
+    return b'"task":%b,"run":%d,"attempt":%d,' % (_quoted(task).encode(), run, attempt)
+
+
+def _quoted(text: str) -> str:
+    """As JSON. Half of a surrogate pair, of a name that is not UTF-8 for one, is written out: no JSON has it."""
+    quoted = encode_basestring_ascii(text)
+    if "\\ud" in quoted:
+        return encode_basestring_ascii(text.encode("utf-8", "backslashreplace").decode())
+    return quoted
 
 
 def record(fields: bytes, text: bytes) -> bytes:

@@ -1,12 +1,14 @@
 """`governor logs`: how lines are shown, which are asked for, and how it ends."""
 
 import asyncio
+import json
 import time
 
 import pytest
 from click.testing import CliRunner
 
 from governor.cli import cli, lines, logs
+from governor.cli import run as cli_run
 from governor.errors import ExitCode
 from governor.messages import OutputLine, OutputPage
 
@@ -91,10 +93,11 @@ def test_lines_and_what_is_being_written(run):
 
 
 def test_json_is_one_object_a_line_with_control_sequences_escaped(run):
-    page = OutputPage(lines=(line("\x1b[31m"),), cursor={}, ended=True)
+    text = "\x1b[31m\x9b31m\u202eé\U000e0001"
+    page = OutputPage(lines=(line(text),), cursor={}, ended=True)
     result, _ = run("abc", "--json", pages=[page])
-    assert '"text":"\\u001b[31m"' in result.output
-    assert "\x1b" not in result.output
+    assert '"text":"\\u001b[31m\\u009b31m\\u202eé\\udb40\\udc01"' in result.output
+    assert json.loads(result.output)["text"] == text
 
 
 def test_filters_are_sent(run):
@@ -114,10 +117,19 @@ def test_since_is_a_duration_too(run, text):
     assert time.time() - daemon.asked.since == pytest.approx(600, abs=60)
 
 
-def test_a_since_that_is_neither(run):
-    result, _ = run("abc", "--since", "yesterday", pages=[])
+@pytest.mark.parametrize("text", ["yesterday", "90", "22:50"])
+def test_a_since_that_is_neither(run, text):
+    result, _ = run("abc", "--since", text, pages=[])
     assert result.exit_code == ExitCode.USAGE
-    assert "neither a duration (10m) nor a time" in result.output
+    assert "neither a duration with its unit (90s, 10m, 2h, 1d) nor a time with its date" in " ".join(
+        result.output.split()
+    )
+
+
+def test_framed_lines_are_as_they_were_printed_and_say_what_is_missing(capsys):
+    found = (line("hello"), line("", dropped=(3, 2048)))
+    cli_run._show_output(found, is_raw=True)
+    assert capsys.readouterr().err == "hello\nagent.a | … 3 lines (2 KiB) dropped\n"
 
 
 def test_ctrl_c_detaches(run):

@@ -1,9 +1,9 @@
 """What a process prints is in its spools, and what it belongs to."""
 
-import json
 import os
 import time
 
+import msgspec
 import pytest
 
 from governor.output import attribution, spool
@@ -338,7 +338,15 @@ os.wait()
 
 def test_a_fragment_is_json_whatever_is_in_it():
     fields = {"task": 'a"\\\n\x1f\udcff', "run": 3, "more": 0.5}
-    assert json.loads(b"{%b}" % spool.fragment(**fields).rstrip(b",")) == fields
+    text = fields["task"].encode("utf-8", "backslashreplace").decode()
+    for made in (spool.fragment(**fields), spool.fragment_of_task(fields["task"], 3, 1)):
+        decoded = msgspec.json.decode(b"{%b}" % made.rstrip(b","))  # as the reader does
+        assert (decoded["task"], decoded["run"]) == (text, 3)
+
+
+def test_the_folders_of_spools_are_for_the_user_alone(tmp_path):
+    os.close(spool.create(spool.folder_of(tmp_path), "a@1-1", "out"))
+    assert {(tmp_path / name).stat().st_mode & 0o777 for name in ("logs", "logs/spool")} == {0o700}
 
 
 GAME = """
