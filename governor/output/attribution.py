@@ -34,6 +34,7 @@ _HEAD: Final = struct.Struct("<II")
 _EPISODE: Final = struct.Struct("=q")
 """Negative: none. Written alone, in one piece, where nothing else changes."""
 _SINCE: Final = struct.Struct("<QQ")
+_ROOM: Final = PAGE_BYTES - _HEAD.size - _EPISODE.size - READER_BYTES
 
 
 class Attribution:
@@ -138,6 +139,12 @@ class ProcessAttribution:
                 if self._alone is one:
                     return
         with self._lock:
+            if self._alone is one and self._page is not None:
+                out, err = self._spools
+                if (os.lseek(out, 0, os.SEEK_END), os.lseek(err, 0, os.SEEK_END)) == self._since:
+                    self._fields, self._episode = one.begun, one.episode
+                    self._show()
+                    return
             self._active[one] = None
             self._switch()
 
@@ -154,9 +161,10 @@ class ProcessAttribution:
             return
         out, err = self._spools
         sizes = (os.lseek(out, 0, os.SEEK_END), os.lseek(err, 0, os.SEEK_END))
-        old = self.fields
+        before = self._fields, self._episode
         self._fields, self._episode = fields, episode
         if self._page is None or sizes != self._since:
+            old = _with_episode(*before)
             tagged, self.tagged = self.tagged, [0, 0]
             for index in (0, 1):
                 if sizes[index] - self._since[index] != tagged[index]:
@@ -168,10 +176,9 @@ class ProcessAttribution:
 
     def _show(self) -> None:
         if self._page is not None:
-            room = PAGE_BYTES - _HEAD.size - _EPISODE.size - READER_BYTES
-            body = (_SINCE.pack(*self._since) + self._fields)[:room]
-            head = _HEAD.pack(len(body), zlib.crc32(body)) + _EPISODE.pack(self._episode)
-            self._page[: len(head) + len(body)] = head + body
+            body = (_SINCE.pack(*self._since) + self._fields)[:_ROOM]
+            data = _HEAD.pack(len(body), zlib.crc32(body)) + _EPISODE.pack(self._episode) + body
+            self._page[: len(data)] = data
 
     def _write(self, index: int, data: bytes) -> None:
         try:

@@ -122,6 +122,12 @@ def test_an_episode_that_prints_nothing_costs_no_write(tmp_path, monkeypatch):
     assert [os.fstat(descriptor).st_size for descriptor in descriptors] == [0, 0]
     page = attribution.read_page((tmp_path / "a@1-1.now").read_bytes())
     assert page == ((0, 0), b'"episode":99,')
+    one.begin_as(b'"task":"t",')
+    assert len(seeks) == 202
+    assert attribution.read_page((tmp_path / "a@1-1.now").read_bytes()) == ((0, 0), b'"task":"t",')
+    os.write(descriptors[0], b"raw")
+    one.begin_as(b'"task":"u",')
+    assert b'{"task":"t","since":0,"mark":1}' in (tmp_path / "a@1-1.out").read_bytes()
     for descriptor in descriptors:
         os.close(descriptor)
 
