@@ -9,8 +9,9 @@ Rules:
 
 from __future__ import annotations
 
-import re
-from typing import Final, NamedTuple
+from bisect import bisect_right
+from operator import attrgetter
+from typing import Annotated, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -22,7 +23,11 @@ LONGEST_WAIT: Final = 32.0
 """Seconds between two parts of a line."""
 REST_BYTES: Final = spool.LINE_BYTES + 4096
 """Longest record."""
-_MARKS: Final = re.compile(rb'\x1e(\{[^\x1f\n]*"mark":1\})\x1f\n')
+OPEN_LINES: Final = 64
+"""Lines of a stream that are not over, at once: user code can write records of any number of threads."""
+_END_OF_MARK: Final = b'"mark":1}\x1f\n'
+
+_Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -31,18 +36,18 @@ class Header(msgspec.Struct, frozen=True):
     at: float = 0.0
     level: str = ""
     logger: str = ""
-    pid: int | None = None
-    part: int | None = None
-    more: int = 0
-    lost: int = 0
-    mark: int = 0
-    since: int | None = None
+    pid: _Number | None = None
+    part: _Number | None = None
+    more: _Number = 0
+    lost: _Number = 0
+    mark: _Number = 0
+    since: _Number | None = None
     task: str = ""
-    run: int | None = None
-    attempt: int | None = None
+    run: _Number | None = None
+    attempt: _Number | None = None
     phase: str = ""
-    episode: int | None = None
-    evaluation: int | None = None
+    episode: _Number | None = None
+    evaluation: _Number | None = None
     node: str = ""
 
 
@@ -53,6 +58,15 @@ class Page(NamedTuple):
     header: Header
 
 
+class _Range(NamedTuple):
+    """Raw bytes from one offset of the spool to another belong to this."""
+
+    since: int
+    until: int
+    header: Header
+
+
+_since: Final = attrgetter("since")
 _decode: Final = msgspec.json.Decoder(Header).decode
 _NOTHING: Final = Header()
 
@@ -79,13 +93,14 @@ class _Unfinished:
 
 
 class SpoolLines:
-    """The lines of one spool. `at` is the time, in seconds since 1970."""
+    """The lines of one spool. `at` is the time, in seconds since 1970; no line is older than `begun` or newer than now."""
 
-    def __init__(self, *, conductor: str, pid: int, stream: int) -> None:
+    def __init__(self, *, conductor: str, pid: int, stream: int, begun: float = 0.0) -> None:
         self.lost = 0
         """Lines that the process could not write; whoever reads it sets it back."""
         self._conductor = conductor
         self._pid = pid
+        self._begun = begun
         self._stream = tuple(spool.STREAMS.values())[stream]
         self._rest = b""
         """The beginning of a record."""
@@ -93,15 +108,17 @@ class SpoolLines:
         """Lines that are not over, by `part`; raw is None."""
         self._marked = _NOTHING
         self._page = Page(0, _NOTHING)
-        self._ranges: list[tuple[int, int, Header]] = []
+        self._ranges: list[_Range] = []
         self._found: list[OutputLine] = []
 
-    def feed(self, data: bytes, *, offset: int, at: float, page: Page | None = None) -> list[OutputLine]:
-        """`data` begins at `offset` of the spool and follows what was fed before."""
+    def feed(
+        self, data: bytes, *, offset: int, at: float, page: Page | None = None, behind: bytes = b""
+    ) -> list[OutputLine]:
+        """`data` begins at `offset` of the spool and follows what was fed before. Of `behind`, which is fed later, only the marks count."""
         base = offset - len(self._rest)
         data = self._rest + data
         self._page = page or self._page
-        self._ranges = [] if b'"mark":1}' not in data else _ranges(data, base)
+        self._ranges = _ranges(data + behind if behind else data, base)
         position = 0
         while (end := data.find(b"\n", position)) >= 0:
             self._line(data[position:end], base + position, at)
@@ -144,7 +161,7 @@ class SpoolLines:
             if header is None:  # the process ended within its header
                 self._raw(b"" if rest[1:2] == b"{" else rest, 0, at)
             elif not header.mark:
-                self._text(header, rest[text:], is_over=False)
+                self._text(header, rest[text:], at, is_over=False)
         found = self.unfinished
         self._open.clear()
         return found
@@ -152,14 +169,15 @@ class SpoolLines:
     def _line(self, line: bytes, offset: int, at: float) -> None:
         start = line.find(spool.RECORD)
         while start >= 0:
-            header, text = _record(line[start:])
+            following = line.find(spool.RECORD, start + 1)
+            header, text = _record(line, start, following)
             if header is None:
-                start = line.find(spool.RECORD, start + 1)
+                start = following
                 continue
             self._raw(line[:start], offset, at)
             self.lost += header.lost
             if not header.mark:
-                self._text(header, line[start + text :], is_over=not header.more)
+                self._text(header, line[text:], at, is_over=not header.more)
                 return
             if header.since is None:
                 self._marked = header
@@ -177,13 +195,17 @@ class SpoolLines:
             self._open[None] = _Unfinished(self._raw_header(offset), at)
         self._add(None, data, is_over=is_over)
 
-    def _text(self, header: Header, text: bytes, *, is_over: bool) -> None:
+    def _text(self, header: Header, text: bytes, at: float, *, is_over: bool) -> None:
         """Text of a record."""
         if header.part not in self._open or header.part is None:
+            new = _Unfinished(header, min(max(header.at, self._begun), at))
             if is_over:
-                self._give(_Unfinished(header, header.at), text)
+                self._give(new, text)
                 return
-            self._open[header.part] = _Unfinished(header, header.at)
+            if len(self._open) >= OPEN_LINES:
+                oldest = self._open.pop(next(part for part in self._open if part is not None))
+                self._give(oldest, oldest.text, partial=True)
+            self._open[header.part] = new
         self._add(header.part, text, is_over=is_over)
 
     def _add(self, part: int | None, data: bytes, *, is_over: bool) -> None:
@@ -200,9 +222,9 @@ class SpoolLines:
             self._give(one, one.text)
 
     def _raw_header(self, offset: int) -> Header:
-        for since, until, header in self._ranges:
-            if since <= offset < until:
-                return header
+        index = bisect_right(self._ranges, offset, key=_since) - 1
+        if index >= 0 and offset < self._ranges[index].until:
+            return self._ranges[index].header
         return (
             self._page.header
             if self._page.header is not _NOTHING and offset >= self._page.since
@@ -238,19 +260,35 @@ class SpoolLines:
         return found
 
 
-def _record(data: bytes) -> tuple[Header | None, int]:
-    """The header of what may be a record, and where its text begins."""
-    end = data.find(spool.TEXT, 1)
-    return (header_of(data[1:end]), end + 1) if end > 0 else (None, 0)
+def _record(data: bytes, start: int = 0, until: int = -1) -> tuple[Header | None, int]:
+    """The header of what may be a record, and where its text begins. `until`: where the next one may begin, as no header contains
+    `RECORD`; -1: nowhere.
+    """
+    end = data.find(spool.TEXT, start + 1, len(data) if until < 0 else until)
+    return (header_of(data[start + 1 : end]), end + 1) if end > 0 else (None, 0)
 
 
-def _ranges(data: bytes, base: int) -> list[tuple[int, int, Header]]:
-    """Which raw bytes belong to what, as marks behind them say."""
-    found = []
-    for match in _MARKS.finditer(data):
-        header = header_of(match[1])
-        if header is not None and header.since is not None:
-            found.append((header.since, base + match.start(), header))
+def _ranges(data: bytes, base: int) -> list[_Range]:
+    """Which raw bytes belong to what, as marks behind them say: of several marks the first one. In the order of offsets."""
+    found: list[_Range] = []
+    free: list[tuple[int, int]] = []
+    """What no mark has claimed yet, in the order of offsets."""
+    position, last = 0, 0
+    while (tail := data.find(_END_OF_MARK, position)) >= 0:
+        start = data.rfind(spool.RECORD, position, tail)
+        end = tail + len(_END_OF_MARK)
+        header = header_of(data[start + 1 : end - 2]) if start >= 0 else None
+        position = end
+        if header is None or header.since is None:
+            continue
+        free.append((last, base + start))
+        last = base + end
+        while free and free[-1][1] > header.since:
+            since, until = free.pop()
+            found.append(_Range(max(since, header.since), until, header))
+            if since < header.since:
+                free.append((since, header.since))
+    found.sort(key=_since)
     return found
 
 

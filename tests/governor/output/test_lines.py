@@ -1,9 +1,11 @@
 """Bytes of a spool become lines."""
 
+import time
+
 import pytest
 
 from governor.output import spool
-from governor.output.lines import Page, SpoolLines, header_of
+from governor.output.lines import OPEN_LINES, Page, SpoolLines, header_of
 
 
 def parser():
@@ -73,7 +75,17 @@ def test_bytes_that_are_no_utf_8_and_nul_are_kept():
 
 
 @pytest.mark.parametrize(
-    "line", [b"\x1e", b"\x1e{}", b'\x1e{"at":1', b"\x1e{no}\x1ft", b'\x1e{"at":"x"}\x1ft']
+    "line",
+    [
+        b"\x1e",
+        b"\x1e{}",
+        b'\x1e{"at":1',
+        b"\x1e{no}\x1ft",
+        b'\x1e{"at":"x"}\x1ft',
+        b'\x1e{"pid":%d}\x1ft' % 10**30,
+        b'\x1e{"lost":%d}\x1ft' % 2**64,
+        b'\x1e{"episode":-1}\x1ft',
+    ],
 )
 def test_what_looks_like_a_record_is_raw(line):
     assert texts(parser().feed(line + b"\n", offset=0, at=5.0)) == [(line.decode(), False)]
@@ -112,3 +124,58 @@ def test_without_a_page_raw_lines_belong_to_the_last_mark():
     lines = parser()
     lines.feed(spool.mark(spool.fragment(task="t")), offset=0, at=5.0)
     assert [line.task for line in lines.feed(b"x\n", offset=99, at=5.0)] == ["t"]
+
+
+def test_no_record_is_older_than_its_process_or_newer_than_now():
+    lines = SpoolLines(conductor="a", pid=7, stream=0, begun=3.0)
+    for more in (b"", b',"part":1,"more":1'):
+        data = b"".join(b'\x1e{"at":%b%b}\x1fx\n' % (at, more) for at in (b"-1e300", b"4.0", b"1e300"))
+        found = lines.feed(data, offset=0, at=5.0)
+        assert [line.at for line in found] == ([] if more else [3.0, 4.0, 5.0])
+    assert [line.at for line in lines.unfinished] == [3.0]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        (b"\x1e{", b'"mark":1}\n'),
+        (b"\x1e{", b"\x1f\n"),
+        (b'"mark":1}\x1f\n', b""),
+        (b"\x1e{\n", b'"mark":1}\x1f\n'),
+    ],
+)
+def test_hostile_bytes_cost_time_in_proportion_to_their_number(pattern):
+    def seconds(number):
+        began = time.process_time()
+        parser().feed(pattern[0] * number + pattern[1], offset=0, at=5.0)
+        return time.process_time() - began
+
+    short = min(seconds(10_000) for _ in range(3))
+    assert min(seconds(80_000) for _ in range(3)) < 24 * max(short, 0.001)
+
+
+def test_raw_bytes_belong_to_the_first_mark_behind_them_that_claims_them():
+    data = b""
+    for text in (b"outer\n", b"inner\n", b"outer\n", b"inner\n", b"outer\n"):
+        since = len(data)
+        data += text
+        if text == b"inner\n":
+            data += spool.mark(spool.fragment(task="inner"), since=since)
+    data += spool.mark(spool.fragment(task="outer"), since=0) + b"free\n"
+    found = parser().feed(data, offset=0, at=5.0)
+    assert [line.text for line in found] == [line.task or "free" for line in found]
+
+
+def test_a_mark_that_is_read_later_counts_already():
+    data, mark = b"of three\n", spool.mark(spool.fragment(episode=3), since=0)
+    [line] = parser().feed(data, offset=0, at=5.0, behind=b"of three, too\n" + mark)
+    assert line.episode == 3
+
+
+def test_lines_that_are_not_over_are_bounded_in_number():
+    lines = parser()
+    data = b"".join(b'\x1e{"part":%d,"more":1}\x1f%d\n' % (number, number) for number in range(1000))
+    found = lines.feed(data, offset=0, at=5.0)
+    left = lines.unfinished
+    assert texts(found + left) == [(str(number), True) for number in range(1000)]
+    assert len(left) == OPEN_LINES
