@@ -9,6 +9,8 @@ Rules:
 from __future__ import annotations
 
 import os
+import stat
+from errno import EINVAL
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
@@ -72,6 +74,17 @@ def sync_to_disk(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def open_regular(path: Path, flags: int) -> int:
+    """The descriptor of a file in a folder that user code can write to: follows no symbolic link, and waits for nobody at a FIFO.
+    Raises OSError, also if it is no regular file.
+    """
+    file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(EINVAL, "it is no regular file", str(path))
+    return file
 
 
 def append(file: int, data: bytes | bytearray | memoryview) -> None:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 TICK_SECONDS: Final = 0.2
 LINES_PER_SECOND: Final = 10_000
 """Of all processes together."""
+END_SECONDS: Final = 60.0
+"""A run's end waits no longer for its lines: a file system may hang."""
 
 log = logs.get_logger()
 
@@ -46,6 +48,8 @@ class _Run:
     def __init__(self, folder: Path, limits: OutputLimits) -> None:
         self.folder = folder
         self.spools: dict[str, SpoolReader] = {}
+        self.given_up: set[str] = set()
+        """Spools that cannot be read, or not be removed."""
         self.files = RunFiles(folder.parent, limit=limits.run_bytes)
         self.is_ending = False
         self.ended = threading.Event()
@@ -71,22 +75,27 @@ class Collector:
 
     def begin(self, run_folder: Path) -> None:
         """Collects the output of a run from now on, and what an earlier daemon has left of it. Raises OSError."""
-        self.end(run_folder.name)  # if it is being collected what an earlier daemon has left
-        folder = spool.folder_of(run_folder)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._lock:
-            self._runs[run_folder.name] = _Run(folder, self._limits())
+        uid, folder = run_folder.name, spool.folder_of(run_folder)
+        while True:
+            self.end(uid)  # if it is being collected what an earlier daemon has left
+            with self._lock:
+                if uid not in self._runs:  # `_find_left` may have been faster
+                    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    self._runs[uid] = _Run(folder, self._limits())
+                    break
         self._wake.set()
 
     def end(self, uid: str) -> None:
         """Returns when all output of the run is in its files: its processes have exited."""
-        with self._lock:
-            run = self._runs.get(uid)
-            if run is None:
-                return
-            run.is_ending = True
+        run = self._runs.get(uid)
+        if run is None:
+            return
+        run.is_ending = True
         self._wake.set()
-        run.ended.wait()
+        if not run.ended.wait(END_SECONDS):
+            log.warning("output.not_collected", run=uid, reason=f"not over within {END_SECONDS:.0f} s")
+            if self._runs.get(uid) is run:
+                self._runs.pop(uid, None)
 
     def is_collecting(self, uid: str) -> bool:
         """Whether lines of the run may follow."""
@@ -109,12 +118,15 @@ class Collector:
         """Runs that an earlier daemon has not collected to their end."""
         for folder in self._runs_folder.glob(f"*/logs/{spool.FOLDER}"):
             with self._lock, contextlib.suppress(OSError):
-                if (uid := folder.parts[-3]) not in self._runs:
+                if (uid := folder.parts[-3]) not in self._runs and folder.exists():
                     self._runs[uid] = _Run(folder, self._limits())
                     self._runs[uid].is_ending = True
 
     def _work(self) -> None:
-        self._find_left()
+        try:
+            self._find_left()
+        except OSError as error:
+            log.warning("output.not_collected", reason=str(error))
         while not self._closed:
             if self._wake.wait(TICK_SECONDS if self._runs else None):
                 self._wake.clear()
@@ -122,9 +134,7 @@ class Collector:
             for uid, run in list(self._runs.items()):
                 try:
                     loud += self._look_at(uid, run)
-                except (
-                    OSError
-                ) as error:  # a disk that fails, or the run's folder was removed: its own watch reports that
+                except OSError as error:  # the run's folder was removed: its own watch reports that
                     log.warning("output.not_collected", run=uid, reason=str(error))
                     self._forget(uid, run)
                 except Exception:
@@ -145,19 +155,28 @@ class Collector:
             loud = 0
             for name, reader in list(run.spools.items()):
                 reader.lines_per_second = min(limits.lines_per_second, LINES_PER_SECOND // self._loud)
-                found = reader.read(now)
-                loud += reader.is_at_its_rate
-                if is_ending or reader.is_over():
-                    found += reader.finish(now)
-                    del run.spools[name]
+                try:
+                    found = reader.read(now)
+                    loud += reader.is_at_its_rate
+                    if is_ending or reader.is_over():
+                        found += reader.finish(now)
+                        self._leave(run, name)
+                except Exception as error:  # noqa: BLE001  # the other spools of the run are read
+                    log.warning("output.not_collected", run=uid, spool=name, reason=repr(error))
+                    self._leave(run, name)
+                    continue
                 if found:
                     lines.setdefault(reader.conductor, []).extend(found)
             for conductor, found in lines.items():
                 found.sort(key=lambda line: line.at)
                 run.files.append(conductor, found)
                 self._count(found)
-            for reader in run.spools.values():
-                reader.done()
+            for name, reader in list(run.spools.items()):
+                try:
+                    reader.done()
+                except OSError as error:
+                    log.warning("output.not_collected", run=uid, spool=name, reason=str(error))
+                    self._leave(run, name)
             if is_ending:
                 with contextlib.suppress(OSError):  # something else is in it
                     run.folder.rmdir()
@@ -175,7 +194,9 @@ class Collector:
             names = [entry.name for entry in entries]
         for name in names:
             path = run.folder / name
-            if name in run.spools or name.startswith(".") or path.suffix[1:] not in spool.STREAMS:
+            if name.startswith(".") or path.suffix[1:] not in spool.STREAMS:
+                continue
+            if name in run.spools or name in run.given_up:
                 continue
             with contextlib.suppress(OSError, ValueError):  # ValueError: no name of ours
                 run.spools[name] = SpoolReader(
@@ -184,11 +205,18 @@ class Collector:
                     bytes_per_second=limits.bytes_per_second,
                 )
 
+    def _leave(self, run: _Run, name: str) -> None:
+        """Reads this spool no more, also if it is still there."""
+        reader = run.spools.pop(name)
+        if os.path.lexists(reader.path):
+            run.given_up.add(name)
+        with contextlib.suppress(OSError):
+            reader.close()
+
     def _forget(self, uid: str, run: _Run) -> None:
         with self._lock:
             if self._runs.get(uid) is run:
                 del self._runs[uid]
-            for reader in run.spools.values():
-                reader.close()
-            run.spools.clear()
+            for name in list(run.spools):
+                self._leave(run, name)
             run.ended.set()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import heapq
 import logging
+import os
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
 from governor.errors import UsageError
+from governor.files import open_regular
 from governor.messages import OutputLine, OutputPage
 from governor.output.run_files import dropped_of, file_of, files_in
 
@@ -77,7 +79,7 @@ def _lines(
     for number in (each for each in numbers if each >= position[0]):
         path = file_of(folder, conductor, number)
         try:
-            file = path.open("rb")
+            file = os.fdopen(open_regular(path, os.O_RDONLY), "rb")
         except FileNotFoundError:  # dropped meanwhile
             continue
         with file:

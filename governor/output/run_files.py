@@ -8,12 +8,14 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from governor.files import append, write_whole
+from governor.files import append, open_regular, write_whole
 from governor.messages import OutputLine
 
 if TYPE_CHECKING:
@@ -46,9 +48,16 @@ def file_of(folder: Path, conductor: str, number: int) -> Path:
 def files_in(folder: Path) -> dict[str, list[int]]:
     """The numbers of each conductor's files, in order."""
     found: dict[str, list[int]] = {}
-    for path in folder.glob("*.jsonl"):
-        conductor, _, number = path.stem.partition("~")
-        found.setdefault(conductor, []).append(int(number) if number.isdecimal() else 0)
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+    except FileNotFoundError:
+        names = []
+    for name in names:
+        conductor, _, text = name.removesuffix(".jsonl").partition("~")
+        number = int(text) if text.isdecimal() else 0
+        if name == file_of(folder, conductor, number).name:  # not of user code
+            found.setdefault(conductor, []).append(number)
     return {conductor: sorted(found[conductor]) for conductor in sorted(found)}
 
 
@@ -85,7 +94,8 @@ class RunFiles:
             if sizes.get(number, 0) >= self._segment:
                 number += 1
             try:
-                with file_of(self._folder, conductor, number).open("ab", buffering=0) as file:
+                path = file_of(self._folder, conductor, number)
+                with os.fdopen(open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab", 0) as file:
                     append(file.fileno(), data)
             except OSError:
                 size = sum(len(line.text) for line in batch)
@@ -113,7 +123,8 @@ class RunFiles:
             write_whole(self._folder / f"{conductor}~dropped.json", json.dumps(gone).encode(), sync=False)
         except OSError:
             pass  # the count is too low: no reason to keep the file
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def dropped_line(before: OutputLine, dropped: tuple[int, int]) -> OutputLine:
@@ -131,7 +142,7 @@ def dropped_line(before: OutputLine, dropped: tuple[int, int]) -> OutputLine:
 def _contents(path: Path) -> Dropped:
     """The lines of a file, their text, and what was dropped before."""
     found = Dropped()
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
         for data in file:
             try:
                 line = _decode(data)

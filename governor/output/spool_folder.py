@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ class SpoolFolder:
         self._folder = folder
         self._rates = {"lines_per_second": lines_per_second, "bytes_per_second": bytes_per_second}
         self._readers: dict[str, SpoolReader] = {}
+        self._given_up: set[str] = set()
+        """Spools that could not be removed."""
 
     def read(self, *, most: int | None = None, all_left: bool = False) -> list[OutputLine]:
         """The lines that were written since, by time; once there are `most` of them the other spools wait for the next call.
@@ -38,6 +41,8 @@ class SpoolFolder:
             if all_left or reader.is_over():
                 found += reader.finish(now)
                 del self._readers[name]
+                if os.path.lexists(reader.path):
+                    self._given_up.add(name)
         found.sort(key=lambda line: line.at)
         return found
 
@@ -57,6 +62,8 @@ class SpoolFolder:
             return
         for name in names:
             path = self._folder / name
-            if name not in self._readers and not name.startswith(".") and path.suffix[1:] in spool.STREAMS:
+            if name in self._readers or name in self._given_up:
+                continue
+            if not name.startswith(".") and path.suffix[1:] in spool.STREAMS:
                 with contextlib.suppress(OSError, ValueError):  # ValueError: no name of ours
                     self._readers[name] = SpoolReader(path, **self._rates)

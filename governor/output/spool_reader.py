@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from governor.files import open_regular
 from governor.messages import OutputLine
 from governor.output import spool
 from governor.output.attribution import PAGE_BYTES, read_page
@@ -52,13 +54,11 @@ class SpoolReader:
         self.lines_per_second = lines_per_second
         self.is_at_its_rate = False
         self.idle_seconds = IDLE_SECONDS
-        self.lines = SpoolLines(
-            conductor=conductor, pid=pid, stream=list(spool.STREAMS).index(path.suffix[1:])
-        )
         self._pid = pid
         self._stream = list(spool.STREAMS).index(path.suffix[1:])
+        self.lines = SpoolLines(conductor=conductor, pid=pid, stream=self._stream, begun=_begun(path.stem))
         self._bytes_per_second = bytes_per_second
-        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._file = open_regular(path, os.O_RDWR)
         self._page = _opened(path.with_suffix(f".{spool.NOW}"))
         self._can_punch = True
         self._offset = self._freed = self._done = self._first_unread()
@@ -151,25 +151,32 @@ class SpoolReader:
         return True
 
     def finish(self, at: float) -> list[OutputLine]:
-        """The lines that are left; the spool is removed."""
+        """The lines that are left; the spool is removed, if it can be."""
         found: list[OutputLine] = []
         while os.fstat(self._file).st_size > self._offset and len(found) < 2 * KEPT_BYTES:
             found += self.read(at, all_left=True)
         found += self.lines.close(at)
         self.close()
-        self.path.unlink(missing_ok=True)
-        others = [self.path.with_suffix(f".{stream}") for stream in spool.STREAMS]
-        if not any(other.exists() for other in others):
-            self.path.with_suffix(f".{spool.NOW}").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a folder is in its place; a disk that fails
+            self.path.unlink(missing_ok=True)
+            others = [self.path.with_suffix(f".{stream}") for stream in spool.STREAMS]
+            if not any(other.exists() for other in others):
+                self.path.with_suffix(f".{spool.NOW}").unlink(missing_ok=True)
         return found
 
     def close(self) -> None:
-        """Leaves the spool as it is."""
-        self.done()
-        os.close(self._file)
-        if self._page is not None:
-            os.close(self._page)
-            self._page = None
+        """Leaves the spool as it is. Idempotent."""
+        if self._file < 0:
+            return
+        try:
+            with contextlib.suppress(OSError):  # a disk that fails: some lines are read again
+                self.done()
+        finally:
+            os.close(self._file)
+            self._file = -1
+            if self._page is not None:
+                os.close(self._page)
+                self._page = None
 
     def _refill(self, now: float) -> None:
         passed, self._read_at = now - self._read_at, now
@@ -261,9 +268,31 @@ class SpoolReader:
         return offset
 
 
+def _begun(stem: str) -> float:
+    """When a process' output was captured, in seconds since 1970; 0 if its name does not say so."""
+    try:
+        return int(stem.rpartition("-")[2], 16) / 1e9
+    except ValueError:
+        return 0.0
+
+
+def _after_lines(data: bytes, number: int) -> int:
+    """The offset behind so many lines of `data`, which has as many."""
+    start, end = 0, len(data)
+    while number > 0 and end - start > 1:
+        middle = (start + end) // 2
+        before = data.count(b"\n", start, middle)
+        if before < number:
+            number -= before
+            start = middle
+        else:
+            end = middle
+    return end if number > 0 else 0
+
+
 def _opened(path: Path) -> int | None:
     try:
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        return open_regular(path, os.O_RDWR)
     except OSError:  # of a process on another machine
         return None
 

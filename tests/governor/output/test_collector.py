@@ -10,6 +10,7 @@ from governor.config import LogsConfig
 from governor.messages import ReadOutput
 from governor.output import reader, spool
 from governor.output.collector import Collector
+from governor.output.spool_reader import SpoolReader
 from tests.support.output_world import started
 
 
@@ -125,3 +126,75 @@ def test_files_that_are_no_spools_are_left_alone(tmp_path, collector):
         (spool.folder_of(run) / name).write_bytes(b"x\n")
     collector.end("one")
     assert texts(run) == []
+
+
+def test_a_spool_that_fails_ends_neither_the_run_nor_its_other_spools(tmp_path, collector, monkeypatch):
+    run = run_in(tmp_path, "one")
+    read = SpoolReader.read
+
+    def fails(reader, at, **more):
+        if reader.conductor == "agent.bad":
+            raise OSError("the disk fails")
+        return read(reader, at, **more)
+
+    monkeypatch.setattr(SpoolReader, "read", fails)
+    collector.begin(run)
+    spools = [spool.create(spool.folder_of(run), f"agent.{name}@7-1", "out") for name in ("bad", "good")]
+    for number in range(2):
+        os.write(spools[0], b"x\n")
+        os.write(spools[1], b"%d\n" % number)
+        seconds_until(lambda: str(number) in texts(run))  # noqa: B023  # called at once
+    for descriptor in spools:
+        os.close(descriptor)
+    collector.end("one")
+    assert texts(run) == ["0", "1"]
+
+
+def test_a_spool_that_cannot_be_removed_is_read_once_and_its_run_ends(tmp_path, collector):
+    run, other = run_in(tmp_path, "one"), run_in(tmp_path, "other")
+    collector.begin(run)
+    path = spool.folder_of(run) / "agent.a@7-1.out"
+    descriptor = spool.create(spool.folder_of(run), "agent.a@7-1", "out")
+    os.write(descriptor, b"hello\n")
+    seconds_until(lambda: texts(run) == ["hello"])
+    path.unlink()
+    path.mkdir()
+    os.close(descriptor)
+    collector.end("one")
+    assert texts(run) == ["hello"]
+    collector.begin(other)  # the thread goes on
+    collector.end("other")
+
+
+def test_links_and_pipes_of_user_code_are_no_spools(tmp_path, collector):
+    run = run_in(tmp_path, "one")
+    collector.begin(run)
+    target = tmp_path / "data"
+    target.write_bytes(b"of the user\n" * 1000)
+    before = target.read_bytes()
+    (spool.folder_of(run) / "x@7-1.out").symlink_to(target)
+    os.mkfifo(spool.folder_of(run) / "y@7-1.err")
+    collector.end("one")
+    assert texts(run) == []
+    assert target.read_bytes() == before
+
+
+def test_a_run_that_begins_while_the_left_one_is_found_keeps_its_spools(tmp_path, collector, monkeypatch):
+    run = run_in(tmp_path, "one")
+    collector.begin(run_in(tmp_path, "other"))
+    spool.folder_of(run).mkdir(parents=True)
+    end, found = collector.end, []
+
+    def end_and_find(uid):
+        end(uid)
+        if not found:
+            found.append(uid)
+            collector._find_left()
+
+    monkeypatch.setattr(collector, "end", end_and_find)
+    collector.begin(run)
+    descriptor = spool.create(spool.folder_of(run), "agent.a@7-1", "out")
+    os.write(descriptor, b"hello\n")
+    seconds_until(lambda: texts(run) == ["hello"])
+    assert collector.is_collecting("one")
+    os.close(descriptor)

@@ -1,5 +1,6 @@
 """The files of a run: bounded, first and last lines kept, what is missing counted."""
 
+import os
 from itertools import pairwise
 
 import msgspec
@@ -159,3 +160,17 @@ def test_names_of_conductors(tmp_path):
     assert reader.conductors_named(tmp_path, "environment.e", planned) == ["environment.e"]
     with pytest.raises(UsageError, match=r"no conductor 'x'; it has agent\.a, environment\.e"):
         reader.conductors_named(tmp_path, "x", planned)
+
+
+def test_links_pipes_and_names_of_user_code_are_no_files_of_lines(tmp_path):
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    os.mkfifo(folder / "y.jsonl")
+    (folder / "x~1.jsonl").touch()
+    (tmp_path / "data").touch()
+    (folder / "agent.a.jsonl").symlink_to(tmp_path / "data")
+    files = RunFiles(folder, limit=LIMIT)
+    files.append("agent.a", [line(1)])
+    files.append("agent.b", [line(2)])
+    assert (tmp_path / "data").read_bytes() == b""
+    assert [one.at for one in read(folder)[0]] == [2.0]
