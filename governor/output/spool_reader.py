@@ -79,7 +79,7 @@ class SpoolReader:
             self.is_at_its_rate = False
             return self.lines.late(at) if self.lines.is_waiting else []
         self._grew_at = now
-        allowed = int(min(self._bytes_left, self._lines_left * self._line_bytes))
+        allowed = int(min(self._bytes_left, max(self._lines_left * self._line_bytes, _LEAST_PORTION)))
         if self._lines_left < min(100, self.lines_per_second) or allowed < _MARK_BYTES:
             allowed = 0
         self.is_at_its_rate = size - self._offset > allowed
@@ -88,13 +88,15 @@ class SpoolReader:
             allowed = max(allowed, KEPT_BYTES)
         found: list[OutputLine] = []
         if size - self._offset > 2 * max(allowed, KEPT_BYTES):  # the first and the newest lines are kept
-            found += self._read(allowed // 2, at, is_bounded=not all_left)
+            found += self._read(allowed // 2, at, lines=None if all_left else int(self._lines_left) // 2)
             allowed -= allowed // 2
-            found += self._skip(size - (allowed if empties else max(allowed, KEPT_BYTES)), at)
+            found += self._skip(size - (self._newest(allowed) if empties else max(allowed, KEPT_BYTES)), at)
         if empties:
             found += self._empty(allowed, at)
         else:
-            found += self._read(min(size - self._offset, allowed), at, is_bounded=not all_left)
+            found += self._read(
+                min(size - self._offset, allowed), at, lines=None if all_left else int(self._lines_left)
+            )
         found += self.lines.late(at)
         if self.lines.lost:
             found.append(self._gap(at, (self.lines.lost, 0)))
@@ -120,23 +122,30 @@ class SpoolReader:
             os.ftruncate(self._file, 0)
             self._offset = self._freed = 0
 
-    def _read(self, allowed: int, at: float, *, is_bounded: bool) -> list[OutputLine]:
-        """The lines in the next bytes, at most so many; if `is_bounded`, fewer once no line is left of the rate."""
+    def _read(self, allowed: int, at: float, *, lines: int | None = None) -> list[OutputLine]:
+        """The lines in the next bytes, at most so many bytes and, if it is given, lines; parts of long lines apart."""
         found: list[OutputLine] = []
-        while allowed > 0:
+        while allowed > 0 and (lines is None or lines > 0):
             portion = int(max(min(allowed, self._lines_left * self._line_bytes), _LEAST_PORTION))
-            data = self._data(min(portion, allowed))
+            data, page, behind = self._data(min(portion, allowed))
+            if not data:
+                break
+            number = data.count(b"\n")
+            if lines is not None:
+                if number > lines:
+                    end = _after_lines(data, lines)
+                    data, behind = data[:end], data[end:] + behind
+                    self.is_at_its_rate = True
+                lines -= number
             start = self._offset
             self._offset += len(data)
             allowed -= len(data)
-            lines = self.lines.feed(data, offset=start, at=at, page=self._page_now())
-            found += lines
-            if lines:
-                self._line_bytes = len(data) / len(lines)
-            self._lines_left -= len(lines)
-            self._bytes_left -= len(data)
-            if not data or (self._lines_left < 1 and is_bounded):
-                break
+            some = self.lines.feed(data, offset=start, at=at, page=page, behind=behind)
+            found += some
+            if some:
+                self._line_bytes = len(data) / len(some)
+            self._lines_left = max(self._lines_left - len(some), 0.0)
+            self._bytes_left = max(self._bytes_left - len(data), 0.0)
         return found
 
     def is_over(self) -> bool:
@@ -187,19 +196,23 @@ class SpoolReader:
             self._bytes_left + passed * self._bytes_per_second, self._bytes_per_second * BURST_SECONDS
         )
 
-    def _data(self, size: int) -> bytes:
-        """From the offset on; more than `size` if the process has said behind it what it belongs to."""
+    def _data(self, size: int) -> tuple[bytes, Page | None, bytes]:
+        """From the offset on; what the process did then; and what follows, if a mark in it may say what these bytes belong to."""
         data = os.pread(self._file, size, self._offset)
-        page = self._page_now()
-        missing = 0 if page is None else page.since - self._offset - len(data)
-        if 0 < missing < KEPT_BYTES:
-            data += os.pread(self._file, missing + _MARK_BYTES, self._offset + len(data))
-        return data
+        page = (
+            self._page_now()
+        )  # it is newer than `data`, and the marks are newer than it: no byte is between them
+        end = self._offset + len(data)
+        if page is None or page.since < end:
+            return data, page, b""
+        return data, page, os.pread(self._file, min(page.since - end + _MARK_BYTES, KEPT_BYTES), end)
 
     def _page_now(self) -> Page | None:
         if self._page is None:
             return None
-        shown = read_page(os.pread(self._page, PAGE_BYTES, 0))
+        for _ in range(10):  # it may be in the middle of a change
+            if (shown := read_page(os.pread(self._page, PAGE_BYTES, 0))) is not None:
+                break
         header = header_of(b"{%b}" % shown[1].rstrip(b",")) if shown is not None else None
         if shown is None or header is None:
             return None
@@ -225,6 +238,12 @@ class SpoolReader:
         self._offset = until
         return [*found, self._gap(at, (lines * size // max(counted, 1) + 1, skipped))]
 
+    def _newest(self, keep: int) -> int:
+        """How many of the newest bytes, at most `keep`, have no more lines than are left of the rate."""
+        data = os.pread(self._file, keep, max(os.fstat(self._file).st_size - keep, 0))
+        too_many = data.count(b"\n") - max(int(self._lines_left), 0)
+        return keep if too_many <= 0 else len(data) - _after_lines(data, too_many)
+
     def _gap(self, at: float, dropped: tuple[int, int]) -> OutputLine:
         return OutputLine(
             at=at,
@@ -242,8 +261,8 @@ class SpoolReader:
         found: list[OutputLine] = []
         for keep in (allowed, _LEAST_PORTION, _LEAST_PORTION):
             size = os.fstat(self._file).st_size
-            found += self._skip(size - keep, at)
-            found += self._read(size - self._offset, at, is_bounded=False)
+            found += self._skip(size - self._newest(keep), at)
+            found += self._read(size - self._offset, at)
         os.ftruncate(self._file, 0)
         self._offset = self._freed = 0
         return found

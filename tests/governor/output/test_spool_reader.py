@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from governor.output import spool
+from governor.output import attribution, spool
 from governor.output.attribution import PAGE_BYTES
-from governor.output.spool_reader import FREED_BYTES
+from governor.output.spool_reader import FREED_BYTES, SpoolReader
 from tests.support.output_world import readers_of
 
 
@@ -150,3 +150,51 @@ def test_raw_lines_are_not_shown_behind_what_python_wrote_after_them(tmp_path, o
     raw, tagged = reader.read(time.time() + 5.0)
     assert (raw.text, raw.at) == ("raw", tagged.at)
     reader.close()
+
+
+@pytest.mark.parametrize("has_page", [False, True])
+def test_short_lines_take_no_more_than_their_rate_and_a_later_line_is_soon_seen(
+    tmp_path, out, monkeypatch, has_page
+):
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    if has_page:
+        (tmp_path / "agent.a@7-1.now").write_bytes(bytes(PAGE_BYTES))
+    [reader] = readers_of(tmp_path, lines_per_second=1000)
+    os.write(out, b"x\n" * 1_000_000)
+    lines = reader.read(now)
+    assert len([line for line in lines if not line.dropped]) <= 10 * 1000 + 1
+    assert reader.is_at_its_rate
+    now += 3.0
+    os.write(out, b"later\n")
+    for _ in range(50):
+        lines += reader.read(now)
+        now += 0.2
+    assert lines[-1].text == "later"
+    dropped = sum(line.dropped[0] for line in lines if line.dropped)
+    kept = len([line for line in lines if not line.dropped])
+    assert dropped + kept == pytest.approx(1_000_001, abs=5)
+    reader.close()
+
+
+def test_raw_bytes_know_their_episode_also_if_it_changes_while_they_are_read(tmp_path, out, monkeypatch):
+    page = tmp_path / "agent.a@7-1.now"
+    process = attribution.ProcessAttribution((-1, -1), page)
+    err = spool.create(tmp_path, "agent.a@7-1", "err")
+    process.use((out, err))
+    monkeypatch.setattr(attribution, "_process", process)
+    one = attribution.Attribution()
+    _, reader = readers_of(tmp_path)  # err, out
+    read, episode = SpoolReader._page_now, 0
+
+    def changes(reader):
+        one.begin(episode=episode + 1)
+        return read(reader)
+
+    monkeypatch.setattr(SpoolReader, "_page_now", changes)
+    for episode in range(5):
+        one.begin(episode=episode)
+        os.write(out, b"raw\n")
+        assert [line.episode for line in reader.read(time.time()) if line.text] == [episode]
+    reader.close()
+    os.close(err)
