@@ -217,6 +217,13 @@ class Collector:
         with self._lock:
             if self._runs.get(uid) is run:
                 del self._runs[uid]
+            try:
+                for reader in run.spools.values():
+                    if found := reader.lines.leave():
+                        run.files.append(reader.conductor, found)
+                        self._count(found)
+            except Exception:  # the thread goes on
+                log.exception("output.failed", run=uid)
             for name in list(run.spools):
                 self._leave(run, name)
             run.ended.set()

@@ -104,6 +104,8 @@ class SpoolLines:
         self._stream = tuple(spool.STREAMS.values())[stream]
         self._rest = b""
         """The beginning of a record."""
+        self._tail = 0
+        """Bytes at the end of what was fed that are all of one raw line."""
         self._open: dict[int | None, _Unfinished] = {}
         """Lines that are not over, by `part`; raw is None."""
         self._marked = _NOTHING
@@ -123,12 +125,14 @@ class SpoolLines:
         while (end := data.find(b"\n", position)) >= 0:
             self._line(data[position:end], base + position, at)
             position = end + 1
+            self._tail = 0
         rest = data[position:]
         start = rest.find(spool.RECORD)
         if start < 0 or len(rest) - start > REST_BYTES:
             start = len(rest)
         self._rest = rest[start:]
         self._raw(rest[:start], base + position, at)
+        self._tail += start
         return self._take()
 
     def late(self, at: float) -> list[OutputLine]:
@@ -144,6 +148,18 @@ class SpoolLines:
     def is_waiting(self) -> bool:
         """Whether a line is not over."""
         return bool(self._open)
+
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes, at the end of what was fed, are in no line yet, and no line was behind their first one."""
+        raw = self._open.get(None)
+        return len(self._rest) + (min(self._tail, len(raw.text)) if raw is not None else 0)
+
+    def leave(self) -> list[OutputLine]:
+        """The lines that are not over; another reader goes on behind them, with the bytes that are held then."""
+        found = self.unfinished
+        self._open.clear()
+        return found
 
     @property
     def unfinished(self) -> list[OutputLine]:

@@ -107,20 +107,22 @@ class SpoolReader:
         """What was returned is on disk: a reader that follows this one begins behind it. Its space is freed, but seldom: the kernel
         writes it to disk before it punches a hole.
         """
-        if self._offset == self._done:
+        held = self.lines.held_bytes if self._offset - self._done < FREED_BYTES else 0
+        held = min(held, self._offset)  # the spool was emptied behind it
+        if self._offset - held == self._done:
             return
-        self._done = self._offset
+        self._done = self._offset - held
         if self._page is not None:
-            os.pwrite(self._page, _READ.pack(self._offset), _READ_AT[self._stream])
-        if self._offset - self._freed < FREED_BYTES and self._page is not None:
+            os.pwrite(self._page, _READ.pack(self._done), _READ_AT[self._stream])
+        if self._done - self._freed < FREED_BYTES and self._page is not None:
             return
         if self._can_punch:
-            end = ctypes.c_long(self._offset)
+            end = ctypes.c_long(self._done)
             self._can_punch = _libc.fallocate(self._file, _KEEP_SIZE_PUNCH_HOLE, ctypes.c_long(0), end) == 0
-            self._freed = self._offset
-        elif os.fstat(self._file).st_size == self._offset:
+            self._freed = self._done
+        elif os.fstat(self._file).st_size == self._done:
             os.ftruncate(self._file, 0)
-            self._offset = self._freed = 0
+            self._offset = self._freed = self._done = 0
 
     def _read(self, allowed: int, at: float, *, lines: int | None = None) -> list[OutputLine]:
         """The lines in the next bytes, at most so many bytes and, if it is given, lines; parts of long lines apart."""

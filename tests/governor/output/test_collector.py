@@ -198,3 +198,20 @@ def test_a_run_that_begins_while_the_left_one_is_found_keeps_its_spools(tmp_path
     seconds_until(lambda: texts(run) == ["hello"])
     assert collector.is_collecting("one")
     os.close(descriptor)
+
+
+def test_a_line_that_is_not_over_is_kept_when_the_daemon_ends(tmp_path):
+    run = run_in(tmp_path, "one")
+    first = Collector(tmp_path, LogsConfig)
+    first.begin(run)
+    descriptor = spool.create(spool.folder_of(run), "agent.a@7-1", "err")
+    record = spool.record(b"", b"a record")
+    os.write(descriptor, b"\r20% of epoch 7" + record[:-3])
+    seconds_until(lambda: [line.text for line in first.unfinished("one")] == ["20% of epoch 7"])
+    first.close()
+    os.write(descriptor, record[-3:])
+    os.close(descriptor)
+    second = Collector(tmp_path, LogsConfig)
+    seconds_until(lambda: not spool.folder_of(run).exists())
+    second.close()
+    assert sorted(texts(run)) == ["20% of epoch 7", "a record"]

@@ -198,3 +198,34 @@ def test_raw_bytes_know_their_episode_also_if_it_changes_while_they_are_read(tmp
         assert [line.episode for line in reader.read(time.time()) if line.text] == [episode]
     reader.close()
     os.close(err)
+
+
+@pytest.mark.parametrize("has_page", [False, True])
+def test_a_line_that_is_not_over_is_read_again_if_the_reader_dies(tmp_path, out, has_page):
+    if has_page:
+        (tmp_path / "agent.a@7-1.now").write_bytes(bytes(PAGE_BYTES))
+    [first] = readers_of(tmp_path)
+    os.write(out, b"1\n\r10%")
+    first.read(time.time())
+    first.done()
+    os.write(out, b"\r20%")
+    first.read(time.time())
+    first.done()
+    os.write(out, b" of all\n")
+    [second] = readers_of(tmp_path)
+    assert [line.text for line in second.read(time.time())] == ["20% of all"]
+    second.close()
+    first.close()
+
+
+def test_a_spool_that_was_emptied_within_a_line_is_read_on(tmp_path, out):
+    (tmp_path / "agent.a@7-1.now").write_bytes(bytes(PAGE_BYTES))
+    [reader] = readers_of(tmp_path, lines_per_second=1000)
+    os.write(out, (b"y" * 99 + b"\n") * 30_000 + b"\r10%")
+    reader.read(time.time())
+    assert os.fstat(out).st_size == 0
+    reader.done()
+    os.write(out, b"\r20%\n")
+    reader._lines_left = 1000.0  # as if a second had passed
+    assert reader.read(time.time())[-1].text == "20%"
+    reader.close()
