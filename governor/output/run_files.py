@@ -19,13 +19,13 @@ from governor.files import append, open_regular, write_whole
 from governor.messages import OutputLine
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 SEGMENTS: Final = 64
 """Files of a run at its limit, about."""
-SMALLEST_SEGMENT: Final = 64 << 10
-"""Bytes."""
+SEGMENTS_OF_CONDUCTOR: Final = 6
+"""So many more for each: two of its own stay, and the first ones were larger when there were fewer conductors."""
 _encode: Final = msgspec.json.Encoder().encode_lines
 _decode: Final = msgspec.json.Decoder(OutputLine).decode
 
@@ -75,7 +75,6 @@ class RunFiles:
     def __init__(self, folder: Path, *, limit: int) -> None:
         self._folder = folder
         self._limit = limit
-        self._segment = max(limit // SEGMENTS, SMALLEST_SEGMENT)
         self._sizes: dict[str, dict[int, int]] = {}
         self._refused: dict[str, Dropped] = {}
         """What a full disk has refused, and is not on record yet."""
@@ -84,28 +83,47 @@ class RunFiles:
 
     def append(self, conductor: str, lines: Sequence[OutputLine]) -> None:
         """Writes the lines of a conductor."""
-        sizes = self._sizes.setdefault(conductor, {})
         for start in range(0, len(lines), 1000):
             batch = list(lines[start : start + 1000])
-            if (refused := self._refused.get(conductor)) is not None:
+            if (refused := self._refused.pop(conductor, None)) is not None:
                 batch.insert(0, dropped_line(batch[0], refused))
-            data = _encode(batch)
-            number = max(sizes, default=0)
-            if sizes.get(number, 0) >= self._segment:
-                number += 1
-            try:
-                path = file_of(self._folder, conductor, number)
-                with os.fdopen(open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab", 0) as file:
-                    append(file.fileno(), data)
-            except OSError:
-                size = sum(len(line.text) for line in batch)
-                self._refused[conductor] = (refused or Dropped()).and_also(
-                    len(lines[start : start + 1000]), size
-                )
-                continue
-            self._refused.pop(conductor, None)
-            sizes[number] = sizes.get(number, 0) + len(data)
-            self._shrink()
+            data, position, written = _encode(batch), 0, 0
+            while position < len(data):
+                number, end = self._place(conductor, data, position)
+                if not self._write(conductor, number, data[position:end]):
+                    self._refused[conductor] = _counted(batch[written:])
+                    break
+                written += data.count(b"\n", position, end)
+                position = end
+
+    def _place(self, conductor: str, data: bytes, start: int) -> tuple[int, int]:
+        """The file that takes the next lines of `data`, and where in `data` those end; at least one line."""
+        sizes = self._sizes.setdefault(conductor, {})
+        segment = self._limit // (SEGMENTS + SEGMENTS_OF_CONDUCTOR * len(self._sizes))
+        number = max(sizes, default=0)
+        if sizes.get(number):
+            until = start + segment - sizes[number]
+            if until >= len(data):
+                return number, len(data)
+            if until > start and (end := data.rfind(b"\n", start, until) + 1):
+                return number, end
+            number += 1
+        if len(data) - start <= segment:
+            return number, len(data)
+        return number, data.rfind(b"\n", start, start + segment) + 1 or data.find(b"\n", start) + 1
+
+    def _write(self, conductor: str, number: int, data: bytes) -> bool:
+        """Whether the disk takes it."""
+        path = file_of(self._folder, conductor, number)
+        try:
+            with os.fdopen(open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab", 0) as file:
+                append(file.fileno(), data)
+        except OSError:
+            return False
+        sizes = self._sizes[conductor]
+        sizes[number] = sizes.get(number, 0) + len(data)
+        self._shrink()
+        return True
 
     def _shrink(self) -> None:
         while sum(sum(sizes.values()) for sizes in self._sizes.values()) > self._limit:
@@ -139,8 +157,15 @@ def dropped_line(before: OutputLine, dropped: tuple[int, int]) -> OutputLine:
     )
 
 
+def _counted(lines: Iterable[OutputLine]) -> Dropped:
+    """Lines and their text, and what was dropped before."""
+    found = Dropped()
+    for line in lines:
+        found = found.and_also(*(line.dropped or (1, len(line.text))))
+    return found
+
+
 def _contents(path: Path) -> Dropped:
-    """The lines of a file, their text, and what was dropped before."""
     found = Dropped()
     with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
         for data in file:

@@ -72,7 +72,7 @@ def test_a_loud_conductor_takes_nothing_from_a_quiet_one(tmp_path):
 
 def test_files_of_an_earlier_daemon_are_continued(tmp_path):
     for start in (0, 100):
-        RunFiles(tmp_path, limit=LIMIT).append("agent.a", [line(n) for n in range(start, start + 100)])
+        RunFiles(tmp_path, limit=1 << 26).append("agent.a", [line(n) for n in range(start, start + 100)])
     assert len(read(tmp_path)[0]) == 200
     assert files_in(tmp_path) == {"agent.a": [0]}
 
@@ -174,3 +174,30 @@ def test_links_pipes_and_names_of_user_code_are_no_files_of_lines(tmp_path):
     files.append("agent.b", [line(2)])
     assert (tmp_path / "data").read_bytes() == b""
     assert [one.at for one in read(folder)[0]] == [2.0]
+
+
+@pytest.mark.parametrize("at_once", [10, 200])
+def test_many_conductors_keep_to_the_limit_too(tmp_path, at_once):
+    files = RunFiles(tmp_path, limit=LIMIT // 4)
+    names = [f"agent.{number}" for number in range(25)]
+    for start in range(0, 200, at_once):
+        for name in names:
+            files.append(name, [line(number, name) for number in range(start, start + at_once)])
+        assert size_of(tmp_path) < LIMIT // 4 + 30_000
+    found, _ = read(tmp_path)
+    for name in names:
+        kept = [int(one.text.split()[0]) for one in found if one.conductor == name and not one.dropped]
+        assert (kept[0], kept[-1]) == (0, 199)
+        dropped = sum(one.dropped[0] for one in found if one.conductor == name and one.dropped)
+        assert len(kept) + dropped == 200
+
+
+def test_a_disk_that_stays_full_counts_what_it_has_refused_once(tmp_path):
+    files = RunFiles(tmp_path, limit=LIMIT)
+    files.append("agent.a", [line(1)])
+    with full_beyond(300):
+        for number in range(2, 5):
+            files.append("agent.a", [line(number)])
+    files.append("agent.a", [line(6)])
+    found, _ = read(tmp_path)
+    assert [one.dropped or one.text.split()[0] for one in found] == ["1", (3, 606), "6"]
