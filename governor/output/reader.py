@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     """The number of a file, and an offset in it."""
 
 PAGE_LINES: Final = 2000
+PAGE_BYTES: Final = 1 << 20
+"""Of text, about."""
+_LONGEST: Final = 1 << 20
+"""Bytes of one line in a file."""
+_LATEST: Final = 1e11
+"""Seconds since 1970: the year has four digits."""
+_LARGEST: Final = 1 << 53
+"""Number in a line, as in `lines`: user code can write to the files."""
 SCANNED_LINES: Final = 200_000
 """For one page, also if few of them are asked for."""
 
@@ -61,20 +69,22 @@ def page_of(folder: Path, asked: ReadOutput, conductors: Sequence[str] | None = 
     found: list[OutputLine] = []
     positions = dict(asked.cursor)
     more = False
-    for scanned, (line, position) in enumerate(heapq.merge(*sources, key=lambda each: each[0].at)):
-        if len(found) >= PAGE_LINES or scanned >= SCANNED_LINES:
+    size = 0
+    for scanned, (line, name, position) in enumerate(heapq.merge(*sources, key=lambda each: each[0].at)):
+        if len(found) >= PAGE_LINES or scanned >= SCANNED_LINES or size >= PAGE_BYTES:
             more = True
             break
-        positions[line.conductor] = position
+        positions[name] = position
         if accepts(line):
             found.append(line)
+            size += len(line.text)
     return OutputPage(lines=tuple(found), cursor=positions, more=more)
 
 
 def _lines(
     folder: Path, conductor: str, position: Position, numbers: list[int], *, since: float | None
-) -> Iterator[tuple[OutputLine, Position]]:
-    """Each line of a conductor from a position on, and the position behind it."""
+) -> Iterator[tuple[OutputLine, str, Position]]:
+    """Each line of a conductor from a position on, the conductor, and the position behind the line."""
     before = position[0]
     for number in (each for each in numbers if each >= position[0]):
         path = file_of(folder, conductor, number)
@@ -88,18 +98,30 @@ def _lines(
                 continue
             file.seek(position[1] if number == position[0] else 0)
             offset = file.tell()
-            for data in file:
-                if not data.endswith(b"\n"):
+            while data := file.readline(_LONGEST):
+                if not data.endswith(b"\n") and len(data) < _LONGEST:
                     break  # it is being written
                 offset += len(data)
-                try:
-                    line = _decode(data)
-                except msgspec.MsgspecError:  # damaged
+                line = _line_of(data)
+                if line is None:
                     continue
                 if number > before + 1:
-                    yield _gap(folder, conductor, line), (number, 0)
+                    yield _gap(folder, conductor, line), conductor, (number, 0)
                 before = number
-                yield line, (number, offset)
+                yield line, conductor, (number, offset)
+
+
+def _line_of(data: bytes) -> OutputLine | None:
+    """None if it is damaged, or not of ours."""
+    try:
+        line = _decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    numbers = (line.pid, line.run, line.attempt, line.episode, line.evaluation, *(line.dropped or ()))
+    is_sound = 0 <= line.at <= _LATEST and all(
+        0 <= number <= _LARGEST for number in numbers if number is not None
+    )
+    return line if is_sound else None
 
 
 def _gap(folder: Path, conductor: str, line: OutputLine) -> OutputLine:

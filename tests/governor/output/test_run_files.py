@@ -201,3 +201,28 @@ def test_a_disk_that_stays_full_counts_what_it_has_refused_once(tmp_path):
     files.append("agent.a", [line(6)])
     found, _ = read(tmp_path)
     assert [one.dropped or one.text.split()[0] for one in found] == ["1", (3, 606), "6"]
+
+
+def test_a_page_is_bounded_in_bytes(tmp_path):
+    RunFiles(tmp_path, limit=1 << 26).append("a", [line(n, "a", text="x" * 10_000) for n in range(1000)])
+    page = reader.page_of(tmp_path, ReadOutput(uid="u"))
+    assert page.more
+    assert len(page.lines) <= 106
+    assert len(read(tmp_path)[0]) == 1000
+
+
+def test_lines_that_user_code_writes_to_the_files_are_read_once_and_none_breaks_the_reader(tmp_path):
+    RunFiles(tmp_path, limit=LIMIT).append("agent.a", [line(1)])
+    bad = [
+        b'{"at":1e300,"pid":7',
+        b'{"at":-1,"pid":7',
+        b'{"at":2,"pid":%d' % 10**30,
+        b'{"at":2,"pid":7,"run":%d' % 2**70,
+    ]
+    with (tmp_path / "other.jsonl").open("ab") as file:
+        file.write(b"x" * 3_000_000 + b"\n")
+        for begin in (*bad, b'{"at":3.0,"pid":7'):
+            file.write(begin + b',"conductor":"agent.a","stream":"stdout","text":"x"}\n')
+    assert [one.at for one in read(tmp_path)[0]] == [1.0, 3.0]
+    page = reader.page_of(tmp_path, ReadOutput(uid="u"))
+    assert not reader.page_of(tmp_path, ReadOutput(uid="u", cursor=page.cursor)).lines
