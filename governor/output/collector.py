@@ -147,6 +147,8 @@ class Collector:
     def _look_at(self, uid: str, run: _Run) -> int:
         """Returns how many spools have grown faster than their rate."""
         with self._lock:
+            if self._runs.get(uid) is not run:  # another one has its folder now
+                return 0
             limits = self._limits()
             is_ending = run.is_ending
             self._find_spools(run, limits)

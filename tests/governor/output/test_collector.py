@@ -188,11 +188,13 @@ def test_a_run_that_begins_while_the_left_one_is_found_keeps_its_spools(tmp_path
     def end_and_find(uid):
         end(uid)
         if not found:
-            found.append(uid)
             collector._find_left()
+            found.append(collector._runs["one"])
 
     monkeypatch.setattr(collector, "end", end_and_find)
     collector.begin(run)
+    collector._look_at("one", found[0])  # as the thread, if it was about to
+    assert spool.folder_of(run).exists()
     descriptor = spool.create(spool.folder_of(run), "agent.a@7-1", "out")
     os.write(descriptor, b"hello\n")
     seconds_until(lambda: texts(run) == ["hello"])
