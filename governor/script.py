@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex, TypeAlias, TypeVar
 
 import msgspec
 
-from governor.cli import display
-from governor.cli.view import RunView
+from governor.cli.rendering import display
+from governor.cli.rendering.view import RunView
 from governor.errors import GovernorError, UsageError, from_refusal
 from governor.executor import Executor
 from governor.message_stream import READ_BYTES, MessageBuffer

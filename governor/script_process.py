@@ -25,7 +25,8 @@ def main() -> None:
     )  # until the run has begun there is nothing that an order would help
     import click  # noqa: PLC0415  # as below
 
-    from governor.cli import display, run  # noqa: PLC0415  # after the guard, which must hold nothing that it does not need
+    from governor.cli import run  # noqa: PLC0415  # after the guard, which must hold nothing that it does not need
+    from governor.cli.rendering import display  # noqa: PLC0415  # as above
     from governor.errors import ExitCode, GovernorError, UsageError, refusal_of  # noqa: PLC0415  # as above
     from governor.journal import disk_reserve  # noqa: PLC0415  # as above
 

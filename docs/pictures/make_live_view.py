@@ -17,8 +17,8 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from governor.cli import display
-from governor.cli.view import RunView
+from governor.cli.rendering import display
+from governor.cli.rendering.view import RunView
 from governor.messages import RunEvent
 
 COMMAND = "governor run examples/frozen_lake/run.yaml"

@@ -97,7 +97,7 @@ def _no_room(error: OSError) -> GovernorError | None:
 
 def print_error(message: str) -> None:
     """Prints one error for a person, to standard error."""
-    from governor.cli.lines import say  # noqa: PLC0415  # this module is imported by every verb, `lines` by those that print
+    from governor.cli.rendering.lines import say  # noqa: PLC0415  # this module is imported by every verb, `lines` by those that print
 
     say(f"governor: error: {message}", err=True)
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
-from governor.cli.lines import say
-from governor.cli.view import RunView
+from governor.cli.rendering.lines import say
+from governor.cli.rendering.view import RunView
 from governor.errors import ExitCode, GovernorError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from governor.cli.display import Display
+    from governor.cli.rendering.display import Display
     from governor.executor import Executor, Watching
     from governor.messages import WatchEnd
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from governor.cli.ask import json_option
-from governor.cli.lines import counted, say
+from governor.cli.rendering.lines import counted, say
 from governor.errors import ExitCode, RunFileError
 
 if TYPE_CHECKING:

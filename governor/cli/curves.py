@@ -11,8 +11,8 @@ import click
 import msgspec
 
 from governor.cli import ask
-from governor.cli.lines import clean, counted, number
-from governor.cli.plot import Point, plot
+from governor.cli.rendering.lines import clean, counted, number
+from governor.cli.rendering.plot import Point, plot
 from governor.errors import TryAgain, UsageError
 from governor.messages.curves import EVALUATION, QUANTILES
 from governor.units import durations
@@ -39,7 +39,7 @@ def show(broker: str | None, uid: str, metric: str, *, phase: str | None, by: Ax
     elif form == "csv":
         click.echo(_csv(found), nl=False)
     elif form == "table":
-        from governor.cli import tables  # noqa: PLC0415  # rich: for people only
+        from governor.cli.rendering import tables  # noqa: PLC0415  # rich: for people only
 
         out = tables.console()
         width = min(out.width, WIDEST)

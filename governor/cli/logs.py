@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from governor.cli import ask, lines
+from governor.cli import ask
+from governor.cli.rendering import lines
 from governor.messages import ReadOutput
 from governor.units import durations
 

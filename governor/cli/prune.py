@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from governor.cli import ask, display
+from governor.cli import ask
+from governor.cli.rendering import display
 from governor.errors import NotPermitted, UsageError
 from governor.units import sizes
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from governor.cli import ask, display
-from governor.cli.lines import clean, say
+from governor.cli import ask
+from governor.cli.rendering import display
+from governor.cli.rendering.lines import clean, say
 from governor.messages import Done
 from governor.units import durations
 
@@ -25,7 +26,7 @@ def status(broker: str | None, *, uid: str | None, as_json: bool) -> None:
     if as_json:
         display.print_json(report)
         return
-    from governor.cli import tables  # noqa: PLC0415  # rich: not for --json
+    from governor.cli.rendering import tables  # noqa: PLC0415  # rich: not for --json
 
     tables.show(tables.status(report, conductors=uid is not None))
 
@@ -66,7 +67,7 @@ def list_runs(broker: str | None, *, limit: int, after: str | None, as_json: boo
     if as_json:
         display.print_json(found)
         return
-    from governor.cli import tables  # noqa: PLC0415  # rich: not for --json
+    from governor.cli.rendering import tables  # noqa: PLC0415  # rich: not for --json
 
     tables.show(tables.runs(found))
     if found.more:

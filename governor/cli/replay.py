@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from governor.cli import ask, display
-from governor.cli.lines import counted, say
+from governor.cli import ask
+from governor.cli.rendering import display
+from governor.cli.rendering.lines import counted, say
 from governor.errors import ExitCode
 
 if TYPE_CHECKING:

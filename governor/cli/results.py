@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from governor.cli import ask, display
+from governor.cli import ask
+from governor.cli.rendering import display
 from governor.errors import UsageError
 
 if TYPE_CHECKING:
     from governor.cli.curves import Axis
-    from governor.cli.exports import Format
+    from governor.cli.rendering.exports import Format
     from governor.rows import Rows
 
 
@@ -112,13 +113,13 @@ def command(
     )
     found = ask.ask(broker, lambda executor: executor.result(uid, so_far=True))
     if rows is not None:
-        from governor.cli import exports  # noqa: PLC0415  # Arrow: not for the result alone
+        from governor.cli.rendering import exports  # noqa: PLC0415  # Arrow: not for the result alone
 
         exports.export(found, rows, form=form, phase=phase, output=output)
     else:
         display.show_result(found, as_json=form == "json")
         if form != "json" and any(phase.failures for phase in found.phases):
-            from governor.cli import failures as listing  # noqa: PLC0415  # not for other runs
+            from governor.cli.rendering import failures as listing  # noqa: PLC0415  # not for other runs
 
             listing.show_hint(found.uid, err=False)
 
@@ -133,7 +134,7 @@ def _require_fitting(*faults: tuple[bool, str]) -> None:
 def _list_failures(
     broker: str | None, uid: str, *, phase: str | None, limit: int | None, after: int, as_json: bool
 ) -> None:
-    from governor.cli import failures  # noqa: PLC0415  # not for the result alone
+    from governor.cli.rendering import failures  # noqa: PLC0415  # not for the result alone
 
     most = limit or failures.LIMIT
     found = ask.ask(broker, lambda executor: executor.failures(uid, phase=phase, after=after, limit=most))

@@ -24,15 +24,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from governor.cli import ask, display, failures, lines
+from governor.cli import ask
 from governor.cli.check import checked
+from governor.cli.rendering import display, failures, lines
 from governor.errors import ExitCode, JournalError, NoRoom, NoSuchRun
 from governor.processes import guard
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-    from governor.cli.view import RunView
+    from governor.cli.rendering.view import RunView
     from governor.config import Config
     from governor.daemon.daemon import Daemon
     from governor.daemon.systemd import SystemdNotifier

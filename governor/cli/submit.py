@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from governor.cli import ask, display, failures
+from governor.cli import ask
+from governor.cli.rendering import display, failures
 from governor.messages import Submitted
 
 if TYPE_CHECKING:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from governor.cli import ask, display
-from governor.cli.lines import say
+from governor.cli import ask
+from governor.cli.rendering import display
+from governor.cli.rendering.lines import say
 
 
 @click.command("watch", short_help="Follow a run to its end.")

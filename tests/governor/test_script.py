@@ -128,7 +128,7 @@ async def test_a_run_in_a_cell_of_a_notebook_where_an_event_loop_is_running(proj
 
 
 TELLS_NO_JSON = """\
-from governor.cli import display
+from governor.cli.rendering import display
 from governor.messages import PhaseResult
 from tests.support.run_results import run_result
 metrics = {"loss": float("nan"), "gain": float("inf")}

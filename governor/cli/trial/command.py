@@ -208,7 +208,7 @@ def _run_task(
     """Shows what it returns; or where and what it raised."""
     from rich.pretty import pretty_repr  # noqa: PLC0415  # not for --help
 
-    from governor.cli.lines import number  # noqa: PLC0415  # as above
+    from governor.cli.rendering.lines import number  # noqa: PLC0415  # as above
     from governor.tasks.runner_process.foreground import ForegroundTasks  # noqa: PLC0415  # as above
     from governor.units import durations  # noqa: PLC0415  # as above
 
@@ -322,7 +322,7 @@ def _show_end(  # noqa: PLR0917  # a line of six words
     seconds: float,
     values: Mapping[str, float],
 ) -> None:
-    from governor.cli.lines import clean, number  # noqa: PLC0415  # not for --help
+    from governor.cli.rendering.lines import clean, number  # noqa: PLC0415  # not for --help
     from governor.units import durations  # noqa: PLC0415  # as above
 
     each = f" ({', '.join(f'{name} {number(one)}' for name, one in values.items())})" if values else ""

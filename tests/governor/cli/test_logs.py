@@ -7,8 +7,9 @@ import time
 import pytest
 from click.testing import CliRunner
 
-from governor.cli import cli, lines, logs
+from governor.cli import cli, logs
 from governor.cli import run as cli_run
+from governor.cli.rendering import lines
 from governor.errors import ExitCode
 from governor.messages import OutputLine, OutputPage
 

@@ -223,7 +223,7 @@ def test_the_full_device_is_75(run):
 
 
 def test_parquet_is_nothing_for_a_terminal(run, monkeypatch):
-    from governor.cli import exports
+    from governor.cli.rendering import exports
 
     class Terminal(io.StringIO):
         def isatty(self):

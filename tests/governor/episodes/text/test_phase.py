@@ -6,7 +6,7 @@ import json
 import pandas as pd
 import pytest
 
-from governor.cli import exports
+from governor.cli.rendering import exports
 from governor.messages import (
     Done,
     EpisodeEnded,

@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from governor.cli import tables
-from governor.cli.columns import TableColumns
-from governor.cli.lines import wrapped
+from governor.cli.rendering import tables
+from governor.cli.rendering.columns import TableColumns
+from governor.cli.rendering.lines import wrapped
 from governor.messages import RunList
 from tests.governor.cli.recorded import REPORT, RESULT, STATUS
 

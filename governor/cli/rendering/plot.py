@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from governor.cli.lines import number
+from governor.cli.rendering.lines import number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

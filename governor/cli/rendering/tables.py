@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from governor.cli import failures
-from governor.cli.columns import TableColumns
-from governor.cli.lines import clean, left, number
+from governor.cli.rendering import failures
+from governor.cli.rendering.columns import TableColumns
+from governor.cli.rendering.lines import clean, left, number
 from governor.runs.explain import used
 from governor.units import durations, sizes
 

@@ -15,7 +15,7 @@ from governor.messages import finalizing
 from governor.units import durations, sizes
 
 if TYPE_CHECKING:
-    from governor.cli.view import RunView
+    from governor.cli.rendering.view import RunView
     from governor.messages import OutputLine, RunEvent, TimeLeft
 
 _SEQUENCES: Final = re.compile(

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from governor.cli import ask, cli
-from governor.cli.lines import clean_lines
+from governor.cli.rendering.lines import clean_lines
 from governor.messages import Failure, FailureList
 
 TRACEBACK = "Traceback (most recent call last):\n\x1b[2J\tpaint()\nValueError: \x1b]0;title\x07 red\r gone"

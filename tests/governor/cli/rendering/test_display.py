@@ -5,9 +5,10 @@ import asyncio
 import msgspec
 import pytest
 
-from governor.cli import ask, display
-from governor.cli.lines import progress
-from governor.cli.view import RunView
+from governor.cli import ask
+from governor.cli.rendering import display
+from governor.cli.rendering.lines import progress
+from governor.cli.rendering.view import RunView
 from governor.messages import RunEvent
 from tests.governor.cli.recorded import EVENTS, STATUS, Recorded
 

@@ -1,5 +1,5 @@
-from governor.cli.lines import line
-from governor.cli.view import RunView
+from governor.cli.rendering.lines import line
+from governor.cli.rendering.view import RunView
 from governor.messages import RunEvent
 from tests.governor.cli.recorded import EVENTS, STATUS
 

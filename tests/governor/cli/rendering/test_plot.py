@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from governor.cli.plot import HEIGHT, Point, plot, sparkline
+from governor.cli.rendering.plot import HEIGHT, Point, plot, sparkline
 
 
 def test_a_sparkline_has_a_cell_for_each_value_while_there_is_room():

@@ -146,7 +146,7 @@ def _flat(name: str, column: pa.ChunkedArray) -> Iterator[tuple[str, pa.ChunkedA
 
 
 def _table(groups: Iterator[pa.Table]) -> str:
-    from governor.cli import tables  # noqa: PLC0415  # rich: for people alone
+    from governor.cli.rendering import tables  # noqa: PLC0415  # rich: for people alone
 
     rows: list[dict[str, Any]] = []
     total = 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from governor.cli.lines import clean, clean_lines, say
+from governor.cli.rendering.lines import clean, clean_lines, say
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,7 @@ def groups(phase: PhaseResult) -> list[RenderableType]:
     """The causes of a phase's failures, the most frequent ones first."""
     from rich.text import Text  # noqa: PLC0415  # for a table alone
 
-    from governor.cli.columns import TableColumns  # noqa: PLC0415  # as above
+    from governor.cli.rendering.columns import TableColumns  # noqa: PLC0415  # as above
 
     if not phase.failures:
         return []

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import click
 import msgspec
 
-from governor.cli.lines import clean, failures, line, number, progress, say, time_left, wrapped
-from governor.cli.plot import sparkline
+from governor.cli.rendering.lines import clean, failures, line, number, progress, say, time_left, wrapped
+from governor.cli.rendering.plot import sparkline
 from governor.message_stream import framed as framed_message
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.text import Text
 
-    from governor.cli.view import RunView
+    from governor.cli.rendering.view import RunView
     from governor.messages import RunEvent, RunResult
 
 PROGRESS_SECONDS: Final = 5.0
@@ -173,7 +173,7 @@ def choose(*, as_json: bool, quiet: bool = False, framed: bool = False) -> Displ
         return nullcontext(lambda event, _: None if event is None else write(event))
     if quiet:
         return nullcontext(lambda *_: None)
-    from governor.cli.tables import console  # noqa: PLC0415  # rich: not for --json
+    from governor.cli.rendering.tables import console  # noqa: PLC0415  # rich: not for --json
 
     out = console()
     return terminal(out) if out.is_terminal and not out.is_dumb_terminal else lines()
@@ -213,7 +213,7 @@ def show_result(found: RunResult, *, as_json: bool, framed: bool = False) -> Non
     elif as_json:
         print_json(found)
     else:
-        from governor.cli import tables  # noqa: PLC0415  # rich: not for --json
+        from governor.cli.rendering import tables  # noqa: PLC0415  # rich: not for --json
 
         tables.show(tables.result(found))
 

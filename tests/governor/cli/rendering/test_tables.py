@@ -4,9 +4,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from governor.cli import ask, display, tables
-from governor.cli.lines import line, number, progress, time_left
-from governor.cli.view import RunView
+from governor.cli import ask
+from governor.cli.rendering import display, tables
+from governor.cli.rendering.lines import line, number, progress, time_left
+from governor.cli.rendering.view import RunView
 from governor.messages import ConductorStatus, LimitUse, RunEvent, RunList, TimeLeft
 from tests.governor.cli.recorded import EPISODE, EVENTS, REPORT, RESULT, RUNS, STATUS, Recorded
 
