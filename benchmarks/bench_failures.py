@@ -20,7 +20,7 @@ from support.rows import Row, p50, spread, table
 
 from governor.journal.journal import Journal
 from governor.messages import EpisodeRecord
-from governor.runs import failures
+from governor.runs.record import failures
 
 EPISODES = 30_000
 TURNS = 3

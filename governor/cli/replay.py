@@ -13,7 +13,7 @@ from governor.errors import ExitCode
 
 if TYPE_CHECKING:
     from governor.executor import Executor
-    from governor.runs.replay import Replayed
+    from governor.runs.record.replay import Replayed
 
 
 @click.command("replay", short_help="Check a record against the state machine.")
@@ -46,7 +46,7 @@ def _verdict(found: Replayed) -> str:
 
 
 async def _replay(executor: Executor, uid: str) -> Replayed:
-    from governor.runs.replay import Replay  # noqa: PLC0415  # the machine: not for --help
+    from governor.runs.record.replay import Replay  # noqa: PLC0415  # the machine: not for --help
 
     [run] = (await executor.status(uid)).runs
     replay = Replay(run.uid)

@@ -56,9 +56,15 @@ from governor.messages import (
 )
 from governor.messages.chunking import chunks, slices
 from governor.run_file.load import digest, parse
-from governor.runs import failures, resume
 from governor.runs.assignment import Assignment, Waiting
-from governor.runs.result import build_result, curves_of, record_result, result_of_damaged, whole_result
+from governor.runs.record import failures, resume
+from governor.runs.record.result import (
+    build_result,
+    curves_of,
+    record_result,
+    result_of_damaged,
+    whole_result,
+)
 from governor.runs.run_log import run_ended
 
 if TYPE_CHECKING:
@@ -70,7 +76,7 @@ if TYPE_CHECKING:
     from governor.journal.tables import Transaction
     from governor.messages import FailureList, RunCurves, RunResult
     from governor.runs.active_run import RunContext
-    from governor.runs.resume import KeptWork
+    from governor.runs.record.resume import KeptWork
     from transport.worker import Request
 
 KEEP_ALIVE_SECONDS: Final = 5.0

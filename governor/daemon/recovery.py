@@ -29,9 +29,9 @@ from governor.journal.tables import RECORD_OF
 from governor.processes import leftovers
 from governor.processes.identity import ProcessIdentity
 from governor.processes.readiness import readable
-from governor.runs import history, resume
 from governor.runs.assignment import Assignment, Waiting
-from governor.runs.result import record_result
+from governor.runs.record import history, resume
+from governor.runs.record.result import record_result
 from governor.runs.run_log import run_ended
 from governor.tasks.cluster import head
 from states import running
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from governor.journal.runs_table import RunRow
     from governor.journal.tables import Transaction
     from governor.messages import RunEvent, RunOutcome
-    from governor.runs.history import History
+    from governor.runs.record.history import History
 
 DEATHS: Final = 5
 """Consecutive crashes of the daemon, without a new record of an episode or task, after which a run fails: it must not

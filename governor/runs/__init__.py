@@ -1,1 +1,1 @@
-"""One run in work: the RunGovernor, effects, limits, liveness; and views of a run: resume, replay, explain."""
+"""One run in work: the RunGovernor, effects, limits, liveness, explain; its record: result, failures, resume, replay."""

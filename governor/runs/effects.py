@@ -16,7 +16,7 @@ from governor import logs
 from governor.errors import JournalError
 from governor.messages import EndedRuns, Refused, StartSimulation, StartTasks, StopPartCommand
 from governor.runs.conductor_process import ConductorProcess
-from governor.runs.result import figures_of, record_result
+from governor.runs.record.result import figures_of, record_result
 from states import events
 from states.base import RunInWork
 from states.effects import (

@@ -19,7 +19,7 @@ from governor.messages import (
     TaskStarted,
 )
 from governor.run_file.model import TASKS
-from governor.runs.result import figures_of
+from governor.runs.record.result import figures_of
 from states.events import LimitExceeded
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 from governor import logs
 from governor.errors import JournalError, TryAgain
 from governor.runs.active_run import ActiveRun
-from governor.runs.event_log import entries
 from governor.runs.progress import status_of
+from governor.runs.record.event_log import entries
 from states import Dropped, Pristine, Rejected, Running, State, Step, advance
 from states.base import RunInWork
 from states.effects import EndRun

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from governor.journal.tables import EVENTS_OF_RUN, read_events
-from governor.runs.replay import Replay
+from governor.runs.record.replay import Replay
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -18,7 +18,7 @@ import pytest
 from governor.executor import Executor
 from governor.processes.leftovers import instance_of
 from governor.processes.readiness import is_readable
-from governor.runs.replay import Replay
+from governor.runs.record.replay import Replay
 from governor.tasks.cluster import head
 from tests.support.living import first_child
 

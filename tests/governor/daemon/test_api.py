@@ -27,7 +27,7 @@ from governor.messages import (
     encode,
 )
 from governor.run_file.load import parse
-from governor.runs import result
+from governor.runs.record import result
 from tests.support.api_world import RUN, TWO, done, open_api
 from tests.support.run_results import run_result
 

@@ -30,7 +30,7 @@ from governor.messages import (
 )
 from governor.run_file.load import parse
 from governor.runs.assignment import Assignment
-from governor.runs.result import save_result
+from governor.runs.record.result import save_result
 from governor.runs.run_governor import RunGovernor
 from tests.support.api_world import RUN, done, open_api
 from tests.support.figures import with_done

@@ -18,7 +18,7 @@ from governor.messages import EpisodeRecord, TaskRecord
 from governor.processes import kill_tree
 from governor.processes.identity import ProcessIdentity, boot_id
 from governor.run_file.load import parse
-from governor.runs.result import whole_result
+from governor.runs.record.result import whole_result
 from governor.tasks.cluster import head
 
 PHASES = [{"name": name, "tasks": [{"id": "t", "call": "m:f"}]} for name in "ab"]

@@ -25,7 +25,7 @@ from governor.metrics import Metrics
 from governor.run_file.load import parse
 from governor.runs.active_run import ActiveRun
 from governor.runs.assignment import Assignment
-from governor.runs.result import whole_result
+from governor.runs.record.result import whole_result
 from states.effects import WriteResult
 from tests.support.full_disk import full_beyond
 

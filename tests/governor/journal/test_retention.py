@@ -24,7 +24,7 @@ from governor.journal.retention import (
 )
 from governor.journal.runs_table import RunsTable
 from governor.messages import EpisodeRecord, PhaseResult, TaskRecord
-from governor.runs.result import FILES, save_result, whole_result
+from governor.runs.record.result import FILES, save_result, whole_result
 from tests.support.run_results import run_result
 
 NOW = 1_000_000_000.0

@@ -34,7 +34,7 @@ from governor.messages import (
 )
 from governor.run_file.model import LimitsSection
 from governor.runs.limits import RunLimits
-from governor.runs.result import figures_of
+from governor.runs.record.result import figures_of
 from states import events
 from tests.support.reporting_run import ASSIGNMENT, RUN, SECRET, ReportingRun
 from transport.access import Secret

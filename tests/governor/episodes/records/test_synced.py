@@ -11,7 +11,7 @@ from governor.episodes.records.checkpoints import Checkpoints
 from governor.episodes.records.episode_file import EpisodeFile
 from governor.index_ranges import IndexRanges
 from governor.messages import Checkpoint, EpisodeRecord
-from governor.runs.result import save_result
+from governor.runs.record.result import save_result
 from tests.support.recorded_steps import play, recorder
 from tests.support.run_results import run_result
 

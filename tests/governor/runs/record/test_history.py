@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from governor.messages import RunEvent
-from governor.runs.history import KINDS, History, read
+from governor.runs.record.history import KINDS, History, read
 
 
 def story(*events):

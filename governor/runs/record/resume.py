@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 from governor.episodes.records import episode_file
 from governor.errors import UsageError
 from governor.files import sync_to_disk
-from governor.runs import result
 from governor.runs.assignment import Assignment
+from governor.runs.record import result
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,8 +10,8 @@ from governor.journal.journal import Journal
 from governor.messages import RunResult, TaskRecord
 from governor.result import Result
 from governor.run_file.load import parse
-from governor.runs import result
 from governor.runs.assignment import Assignment
+from governor.runs.record import result
 
 RUN = parse({"name": "r", "phases": [{"name": "a-b", "tasks": [{"id": "t", "call": "m:f", "repeat": 5}]}]})
 RECORDS = [

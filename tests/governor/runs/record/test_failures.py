@@ -8,8 +8,8 @@ from governor.errors import UsageError
 from governor.journal.journal import Journal
 from governor.messages import EpisodeRecord, TaskRecord
 from governor.run_file.load import parse
-from governor.runs import failures, result
 from governor.runs.assignment import Assignment
+from governor.runs.record import failures, result
 
 SIMULATE = {"environment": "e", "agents": ["a"], "episodes": 90}
 RUN = parse(

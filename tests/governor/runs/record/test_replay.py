@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from governor.messages import RunEvent
-from governor.runs.event_log import entries
-from governor.runs.replay import Replay
+from governor.runs.record.event_log import entries
+from governor.runs.record.replay import Replay
 from states import Pristine, advance
 from states.events import (
     AbortRequested,

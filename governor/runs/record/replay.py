@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from governor.runs.event_log import entries
+from governor.runs.record.event_log import entries
 from states import Pristine, Step, advance
 from states.events import EVENTS, RunAssigned
 
 if TYPE_CHECKING:
     from governor.messages import RunEvent
-    from governor.runs.event_log import Entry
+    from governor.runs.record.event_log import Entry
     from states.base import State
     from states.events import Event
 

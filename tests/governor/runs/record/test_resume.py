@@ -16,7 +16,7 @@ from governor.index_ranges import IndexRanges
 from governor.journal.journal import Journal
 from governor.messages import EpisodeRecord, TaskRecord
 from governor.run_file.load import parse
-from governor.runs.resume import (
+from governor.runs.record.resume import (
     KeptWork,
     discard,
     find_kept_work,

@@ -21,8 +21,8 @@ from governor.errors import RecordDamaged, UsageError
 from governor.files import name_of, write_lines, write_whole
 from governor.messages import COMPLETE, PhaseCurve, PhaseResult, RunCurves, RunOutcome, RunResult
 from governor.messages.figures import PhaseFigures
-from governor.runs import failures, history
 from governor.runs.assignment import Assignment, Waiting
+from governor.runs.record import failures, history
 
 INLINE_BYTES: Final = 64 * 1024
 """Maximum size of a result in the journal; a larger one is in a file, and in the journal without its tasks."""
