@@ -30,7 +30,7 @@ import click
 @click.option("--ray-cpus", type=int, help="CPUs that the local Ray head offers.")
 @click.option("--ray-token", metavar="FILE", help="File with the token of the Ray cluster.")
 @click.option("--socket-group", metavar="GROUP", help="Open the client socket to this group.")
-@click.option("--log-format", metavar="FORMAT", help="console or json.")
+@click.option("--log-format", metavar="FORMAT", help="console, journal or json.")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option("--stop-grace", metavar="DURATION", help="How long runs may take to stop in order, like 20s.")
 @click.pass_context
