@@ -25,8 +25,8 @@ _SEQUENCES: Final = re.compile(
 
 
 def clean(text: object) -> str:
-    """One line without control characters: a message of user code must not control the terminal."""
-    return "".join(character if character.isprintable() else " " for character in str(text)).strip()
+    """One line without control sequences: a message of user code must not control the terminal."""
+    return plain(str(text)).strip()
 
 
 def plain(text: str) -> str:
@@ -50,7 +50,7 @@ def _escaped(character: str) -> str:
 def output(line: OutputLine, *, is_short: bool = False) -> str:
     """A line of user code's output with its time and origin; `is_short`: with its conductor alone. ``!`` stands for standard error."""
     if line.dropped is not None:
-        text = f"… {counted_text(line.dropped[0], 'line')} ({sizes.text(line.dropped[1])}) dropped"
+        text = f"… {counted(line.dropped[0], 'line')} ({sizes.text(line.dropped[1])}) dropped"
     else:
         text = plain(line.text) + (" …" if line.partial else "")
     separator = "!" if line.stream == "stderr" else "|"
@@ -70,11 +70,6 @@ def output(line: OutputLine, *, is_short: bool = False) -> str:
     if line.level:
         origin.append(line.level.upper())
     return f"{' '.join(origin)} {separator} {text}".rstrip()
-
-
-def counted_text(number: int, noun: str) -> str:
-    """``1 line``, ``1,234 lines``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def clean_lines(text: str) -> str:
@@ -115,8 +110,8 @@ def number(value: object) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 phase``, ``2 phases``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    """``1 phase``, ``1,234 phases``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def line(event: RunEvent, view: RunView) -> str:

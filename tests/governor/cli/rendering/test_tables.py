@@ -36,7 +36,7 @@ def test_lines():
         "phase.started      train (1 of 2, train): 3 episodes",
         "run.transition     starting -> running (ready)",
         "episode.ended      train episode 0: return 1, 6 steps, 12ms, terminated",
-        "episode.ended      train episode 1: return 0, 6 steps, 12ms, failed: ValueError:  [31mred",
+        "episode.ended      train episode 1: return 0, 6 steps, 12ms, failed: ValueError: red",
         "part.ended         train simulation: max_episodes, 1 ended badly, return_mean 0.5: ValueError",
         "phase.ended        train: max_episodes",
         "phase.started      analyse (2 of 2): 2 tasks",
