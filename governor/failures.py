@@ -85,9 +85,13 @@ def reason_of(error: BaseException, *, length: int = REASON_LENGTH) -> Reason:
     if isinstance(error, GovernorError) and (reason := getattr(error, "reason", "")):
         return reason if isinstance(reason, Reason) else Reason(reason, _traceback_below(error))
     place, text = _render(error)
+    return Reason(utf8(one_line(error, length=length) + place), text)
+
+
+def one_line(error: BaseException, *, length: int = REASON_LENGTH) -> str:
+    """``OSError: text``, shortened to `length`: of an error of the system, whose place says nothing to users."""
     head = _head(error)
-    head = head if len(head) <= length else f"{head[: length - 3]}..."
-    return Reason(utf8(head + place), text)
+    return head if len(head) <= length else f"{head[: length - 3]}..."
 
 
 def stack_of(thread: int, reason: str) -> Reason:

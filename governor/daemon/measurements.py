@@ -19,6 +19,7 @@ import msgspec
 from governor import clock
 from governor.episodes.entries import in_daemon_thread
 from governor.metrics import Values, histogram
+from governor.processes import kill_tree
 from governor.version import __version__
 from states import Running
 from transport.errors import TransportError
@@ -151,7 +152,7 @@ def _measure_disk(journal: Path) -> dict[str, float]:
 def _of_process() -> dict[str, Any]:
     """From /proc, which is memory of the kernel."""
     ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    fields = kill_tree.read_stat(Path("/proc/self"))
     boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
     used = resource.getrusage(resource.RUSAGE_SELF)
     return {

@@ -13,8 +13,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from governor.episodes.context import with_context
-from governor.errors import ConductorError, text_of
-from governor.failures import REASON_LENGTH, reason_of
+from governor.errors import ConductorError
+from governor.failures import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,13 +42,6 @@ class Environment(Protocol):
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]: ...
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]: ...
-
-
-def one_line(error: BaseException) -> str:
-    """``OSError: text``, shortened to `REASON_LENGTH`: of an error of the system. Those of user code have `failures.reason_of`."""
-    text = text_of(error)
-    text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return text if len(text) <= REASON_LENGTH else f"{text[: REASON_LENGTH - 3]}..."
 
 
 def load(entry: str) -> Callable[..., Any]:

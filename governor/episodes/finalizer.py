@@ -18,7 +18,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from governor import logs
-from governor.episodes.entries import one_line
+from governor.failures import one_line
 from governor.messages import PartFinalizing
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from governor import logs
-from governor.episodes.entries import in_daemon_thread, one_line
+from governor.episodes.entries import in_daemon_thread
 from governor.episodes.finalizer import Finalizer
 from governor.episodes.records import episode_file
 from governor.episodes.records.tracebacks import Tracebacks
@@ -35,7 +35,7 @@ from governor.episodes.rules.evaluation import entropy
 from governor.episodes.rules.phase_rules import PhaseRules
 from governor.episodes.rules.seeds import episode_seed
 from governor.episodes.rules.statistics import summarize
-from governor.failures import reason_of, traceback_of
+from governor.failures import one_line, reason_of, traceback_of
 from governor.messages import (
     Acknowledged,
     EpisodeEnded,

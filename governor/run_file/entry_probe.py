@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from types import ModuleType
 
-from governor.episodes.entries import one_line
 from governor.errors import ConductorError
+from governor.failures import one_line
 from governor.processes import user_folder
 from governor.run_file.shadowing import Shadowing
 from governor.tasks.runner_process import calls

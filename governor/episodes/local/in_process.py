@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from governor import logs
 from governor.episodes import exits
 from governor.episodes.context import Context, reports
-from governor.episodes.entries import in_daemon_thread, one_line
+from governor.episodes.entries import in_daemon_thread
 from governor.episodes.local import local_agent
 from governor.episodes.local.execution_context import (
     BUILD,
@@ -36,7 +36,7 @@ from governor.episodes.local.parallel import ParallelWorker
 from governor.episodes.local.stepping import CLOSE_SECONDS, LocalEpisodeWorker, SeveralPlayers
 from governor.episodes.records.checkpoints import COPY_SECONDS
 from governor.errors import ConductorError
-from governor.failures import reason_of, stack_of
+from governor.failures import one_line, reason_of, stack_of
 from governor.output.attribution import Attribution
 
 if TYPE_CHECKING:

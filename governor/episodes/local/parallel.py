@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from governor.episodes import spaces
 from governor.episodes.conforming import observer
-from governor.episodes.entries import make_environment, one_line
+from governor.episodes.entries import make_environment
 from governor.episodes.info import InfoFigures, columns_of, reader_of
 from governor.episodes.local.execution_context import ACT, BUILD, JOIN, LEARN, METRICS, SAVE, STEP
 from governor.episodes.local.stepping import EpisodeSource, LocalEpisodeWorker, NotRecorded
 from governor.episodes.spaces import finite_reward, flag
 from governor.episodes.transition import Transition
 from governor.errors import ConductorError
-from governor.failures import reason_of
+from governor.failures import one_line, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence

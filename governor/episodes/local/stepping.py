@@ -23,7 +23,7 @@ from governor import logs
 from governor.episodes import spaces
 from governor.episodes.conforming import first_observation, observer, stepper
 from governor.episodes.context import reports
-from governor.episodes.entries import make_environment, one_line
+from governor.episodes.entries import make_environment
 from governor.episodes.info import InfoFigures, columns_of, reader_of
 from governor.episodes.local import vector
 from governor.episodes.local.execution_context import (
@@ -41,7 +41,7 @@ from governor.episodes.records.reports import EpisodeReports, EpisodeSink
 from governor.episodes.simulation import Paused
 from governor.episodes.transition import Transition
 from governor.errors import ConductorError
-from governor.failures import reason_of
+from governor.failures import one_line, reason_of
 from governor.messages import COMPLETE
 
 if TYPE_CHECKING:

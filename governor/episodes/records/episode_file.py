@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Self
 import msgspec
 
 from governor import files, logs
-from governor.episodes.entries import one_line
+from governor.failures import one_line
 from governor.index_ranges import IndexRanges
 from governor.messages import COMPLETE
 

@@ -15,8 +15,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol
 
 from governor import logs
-from governor.episodes.entries import one_line
 from governor.episodes.records.episode_file import as_not_recorded
+from governor.failures import one_line
 
 if TYPE_CHECKING:
     from governor.episodes.records.recording import StepRecorder

@@ -16,8 +16,8 @@ from typing import Any, Final
 import msgspec
 
 from governor.episodes.arrays import WireError
-from governor.episodes.entries import one_line
 from governor.errors import ConductorError
+from governor.failures import one_line
 
 _HEADER_SIZE: Final = 2
 _encode = msgspec.msgpack.Encoder().encode

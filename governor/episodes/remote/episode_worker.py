@@ -19,7 +19,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from governor import logs
-from governor.episodes.entries import one_line
 from governor.episodes.info import InfoFigures, columns_of
 from governor.episodes.records.reports import LINGER_SECONDS
 from governor.episodes.remote import control, wire
@@ -34,7 +33,7 @@ from governor.episodes.remote.worker import (
     Stopped,
 )
 from governor.episodes.simulation import Paused
-from governor.failures import Reason
+from governor.failures import Reason, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

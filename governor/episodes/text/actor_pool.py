@@ -20,11 +20,10 @@ from itertools import cycle, islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from governor import logs
-from governor.episodes.entries import one_line
 from governor.episodes.text.environments.process import TextProcess
 from governor.episodes.text.headers import checked
 from governor.errors import ConductorError, TryAgain, UsageError
-from governor.failures import reason_of
+from governor.failures import one_line, reason_of
 from transport.backoff import Backoff
 
 CLOSE_SECONDS: Final = 10.0

@@ -22,12 +22,12 @@ import aiohttp
 import msgspec
 import openai
 
-from governor.episodes.entries import one_line
 from governor.episodes.text.base_urls import checked
 from governor.episodes.text.environments.http_environment import MAX_ANSWER_BYTES
 from governor.episodes.text.http_retries import Retries, Retry, brief, retry_after, status_reason
 from governor.episodes.text.usage import Usage
 from governor.errors import ConductorError, UsageError
+from governor.failures import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

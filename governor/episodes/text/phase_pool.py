@@ -13,10 +13,10 @@ from collections import deque
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-from governor.episodes.entries import in_daemon_thread, one_line
+from governor.episodes.entries import in_daemon_thread
 from governor.episodes.simulation import Paused
 from governor.episodes.text.actor_pool import ActorPool
-from governor.failures import traceback_of
+from governor.failures import one_line, traceback_of
 from governor.messages import EpisodeRecord
 
 if TYPE_CHECKING:

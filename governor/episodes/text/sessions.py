@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from governor.episodes.records.step_columns import KIND, session_number
 from governor.episodes.records.stream import Stream, StreamedRun
+from governor.failures import utf8
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -162,7 +163,7 @@ class DataManager:
 
 def _text(value: object) -> str:
     """Text of a model or an environment may contain half a surrogate pair, which is not UTF-8."""
-    return str(value).encode(errors="backslashreplace").decode()
+    return utf8(str(value))
 
 
 def _json(value: Any) -> str | None:

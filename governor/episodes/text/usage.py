@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from governor import logs
-from governor.episodes.entries import one_line
 from governor.episodes.records import episode_file
+from governor.failures import one_line
 from governor.files import write_whole
 
 if TYPE_CHECKING:

@@ -27,13 +27,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from governor import logs
-from governor.episodes.entries import one_line
 from governor.episodes.progress import EpisodeProgress
 from governor.episodes.records.episode_file import as_not_recorded
 from governor.episodes.remote.worker import MAX_ATTEMPTS
 from governor.episodes.rules.conditions import faults
 from governor.episodes.simulation import Paused, Simulation
-from governor.failures import Reason
+from governor.failures import Reason, one_line
 from governor.messages import TaskRecord, TaskSpec, encode
 from governor.messages.figures import PhaseFigures
 from governor.tasks.phases.sent_steps import SentSteps

@@ -102,8 +102,3 @@ class RunnerReports:
         """In a child that user code has forked: the stream belongs to its parent."""
         self._disabled = True
         self.sock.close()
-
-
-def utf8(text: str) -> str:
-    """The text, with escapes for characters that have no UTF-8 form."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

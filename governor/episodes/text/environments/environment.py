@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Protocol
 
-from governor.episodes.entries import one_line
 from governor.episodes.text.http_retries import brief
 from governor.errors import ConductorError
+from governor.failures import one_line
 
 if TYPE_CHECKING:
     from governor.messages import EpisodeOutcome

@@ -17,7 +17,6 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
-from governor.episodes.entries import one_line
 from governor.episodes.text.base_urls import checked
 from governor.episodes.text.environments.environment import (
     EnvironmentFault,
@@ -30,7 +29,7 @@ from governor.episodes.text.environments.environment import (
 from governor.episodes.text.headers import checked as checked_headers
 from governor.episodes.text.http_retries import Retries, Retry, brief, retry_after, status_reason
 from governor.errors import UsageError
-from governor.failures import Reason, shortened, utf8
+from governor.failures import Reason, one_line, shortened, utf8
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -21,7 +21,6 @@ from functools import partial
 from multiprocessing import spawn
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from governor.episodes.entries import one_line
 from governor.episodes.text.environments.child import KILL_ALL
 from governor.episodes.text.environments.environment import (
     EnvironmentCrashed,
@@ -32,7 +31,7 @@ from governor.episodes.text.environments.environment import (
     step_of,
 )
 from governor.episodes.text.environments.user_calls import run_to_completion
-from governor.failures import Reason
+from governor.failures import Reason, one_line
 from governor.message_stream import READ_BYTES, MessageBuffer, MessageTooLarge, framed
 from governor.output import capture
 from governor.processes import kill_ladder, kill_tree
