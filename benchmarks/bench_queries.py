@@ -16,10 +16,10 @@ from support.instance import HERE, Instance
 from support.process_tree import memory
 from support.rows import Row, p50, spread, table
 
-from governor.daemon.api import new_uid
 from governor.journal.journal import Journal
 from governor.messages import EpisodeRecord, PhaseResult, RunResult, TaskRecord
 from governor.run_file.load import parse
+from governor.runs.assignment import new_uid
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -11,7 +11,6 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import secrets
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -56,7 +55,7 @@ from governor.messages import (
 )
 from governor.messages.chunking import chunks, slices
 from governor.run_file.load import digest, parse
-from governor.runs.assignment import Assignment, Waiting
+from governor.runs.assignment import Assignment, Waiting, new_uid
 from governor.runs.record import failures, resume
 from governor.runs.record.result import (
     build_result,
@@ -80,19 +79,11 @@ if TYPE_CHECKING:
     from transport.worker import Request
 
 KEEP_ALIVE_SECONDS: Final = 5.0
-ALPHABET: Final = "abcdefghjkmnpqrstvwxyz23456789"
-"""For uids: no letters that look like others, no vowels that make words."""
-UID_LENGTH: Final = 8
-
 BY: Final = "api"
 KEY_LENGTH: Final = 256
 """Maximum length of a client's key in characters: keys are stored permanently."""
 
 log = logs.get_logger()
-
-
-def new_uid() -> str:
-    return "".join(secrets.choice(ALPHABET) for _ in range(UID_LENGTH))
 
 
 class DaemonApi:

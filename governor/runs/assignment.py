@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from governor.messages import Made, StartSimulation, StartTasks, TaskSpec
 from governor.messages.figures import PhaseFigures
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
     from governor.messages import EndedRuns
     from governor.run_file.model import AgentSection
     from states.plan import RunPlan
+
+UID_ALPHABET: Final = "abcdefghjkmnpqrstvwxyz23456789"
+"""No letters that look like others, no vowels that make words."""
+UID_LENGTH: Final = 8
+
+
+def new_uid() -> str:
+    return "".join(secrets.choice(UID_ALPHABET) for _ in range(UID_LENGTH))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

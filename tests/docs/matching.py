@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from governor.daemon.api import ALPHABET, UID_LENGTH
+from governor.runs.assignment import UID_ALPHABET, UID_LENGTH
 
 _DURATION = r"\d+(?:\.\d+)?(?:ms|min|s|h|d)\b"
 KINDS = {
@@ -20,7 +20,7 @@ KINDS = {
     "version": r"\d+(?:\.\d+){2,}",
     "number": r"(?<![\w.])-?\d+\.\d+(?:e[+-]?\d+)?(?![\d.]*\d)",
     "pid": r"\bpids?[ =:]+\d+",
-    "id": rf"(?<!\w)(?!\d+\b)[{ALPHABET}]{{{UID_LENGTH}}}(?!\w)",
+    "id": rf"(?<!\w)(?!\d+\b)[{UID_ALPHABET}]{{{UID_LENGTH}}}(?!\w)",
     "rule": r"[─━═-]{3,}",
     "blank": r"\s+",
 }

@@ -25,8 +25,8 @@ from pathlib import Path
 
 import psutil
 
-from governor.daemon.api import ALPHABET
 from governor.executor import Executor
+from governor.runs.assignment import UID_ALPHABET
 from tests.docs import fragments, matching
 from tests.docs.pages import ROOT, PageFault
 
@@ -267,7 +267,7 @@ def _with_ids(command, ids):
     def replaced(word):
         return next((ids[known] for known in ids if known.startswith(word[0])), word[0])
 
-    return re.sub(rf"(?<![\w-])[{ALPHABET}]{{3,8}}(?!\w)", replaced, command)
+    return re.sub(rf"(?<![\w-])[{UID_ALPHABET}]{{3,8}}(?!\w)", replaced, command)
 
 
 def _mismatch(what, wrong, output):
