@@ -46,7 +46,7 @@ class _Since(click.ParamType[float]):
             )
 
 
-@click.command("logs", short_help="What the user code of a run printed and logged.")
+@click.command("logs", short_help="Show what user code printed and logged.")
 @ask.run_argument
 @click.argument("name", required=False)
 @click.option("--follow", "-f", is_flag=True, help="Go on until the run has ended.")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from governor.rows import Rows
 
 
-@click.command("results", short_help="Show results, export episodes and steps.")
+@click.command("results", short_help="Show results, failures, curves, episodes.")
 @ask.run_argument
 @ask.json_option
 @click.option(
