@@ -316,9 +316,11 @@ class LocalEpisodeWorker:
 
     def _reset(self, slot: LocalSlot, seed: int) -> Any:
         """The first observation, and as it is recorded."""
+        if (figures := slot.context.info) is not None:
+            figures.begin(None)  # one that fails has none of the episode before
         observation, encoded, row = first_observation(slot.environment, seed, self._observed, slot.read)
-        if slot.context.info is not None:
-            slot.context.info.begin(row)
+        if figures is not None:
+            figures.begin(row)
         return observation, encoded
 
     def _steps(  # noqa: C901, PLR0912  # each is a step's own

@@ -38,6 +38,18 @@ class Told(Walk):
         return *values, info
 
 
+class Unready(Told):
+    """Each second reset fails."""
+
+    resets = 0
+
+    def reset(self, *, seed=None):
+        self.resets += 1
+        if self.resets % 2 == 0:
+            raise RuntimeError("not ready")
+        return super().reset(seed=seed)
+
+
 class Reporting(Told):
     """Reports in reset and step."""
 

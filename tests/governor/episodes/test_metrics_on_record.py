@@ -58,6 +58,15 @@ async def test_all_takes_what_is_a_number(harness, transport):
     assert {None, 1.0} == set(late.values())
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_an_episode_whose_reset_fails_has_no_figures(harness, transport):
+    more = await harness.stage(transport, entry="metrics_world:Unready")
+    records, _ = await harness.play(episodes=8, info=NAMED, **more)
+    failed = [record for record in records if record.outcome == "failed"]
+    assert failed
+    assert [record.metrics for record in failed] == [{}] * len(failed)
+
+
 async def test_without_info_nothing_is_added(harness):
     records, end = await harness.play(**inside(entry=TOLD))
     assert records[0].metrics == {}
