@@ -267,6 +267,25 @@ def default() -> None:
         )
 
 
+def as_user_output() -> None:
+    """For a process that has no log of ours, a runner: lines from info up go to Python's logging, and so to the user's output.
+    The user's own structlog stays as it is. Call it before the first line.
+    """
+    _Logger.make = _by_logging
+
+
+def _by_logging() -> Any:
+    import structlog  # noqa: PLC0415  # as above
+
+    logger = logging.getLogger("governor")
+    logger.setLevel(logging.INFO)
+    shown = structlog.dev.ConsoleRenderer(
+        colors=False, pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
+    )
+    level = structlog.make_filtering_bound_logger(logging.INFO)
+    return structlog.wrap_logger(logger, processors=[shown], wrapper_class=level)
+
+
 class _Logger:
     make: Callable[[], Any] | None = None
     """Where not structlog's own configuration counts."""

@@ -37,7 +37,7 @@ class Room:
             sys.stdout.write(f"{self.name} half")
             sys.stdout.flush()
             os.kill(os.getpid(), 9)
-        return 1, 1.0, True, False, {}
+        return 1, 1.0, True, False, {"note": "no number"}
 
 
 class Agent:
@@ -107,6 +107,18 @@ async def test_lines_have_conductor_stream_and_episode_and_are_not_in_the_daemon
             await all_of(tree.executor, "nosuchrun")
     for line in (instance.folder / "log").read_text().splitlines():
         json.loads(line)
+
+
+@pytest.mark.ray
+async def test_what_the_governor_logs_in_a_runner_is_a_line_with_level_and_logger(instance, code):
+    run = run_of("one", transport="ray", episodes=1)
+    run["phases"][0]["simulate"]["info"] = "all"
+    async with instance.serve() as tree, asyncio.timeout(60):
+        uid = await tree.executor.submit(run, folder=code)
+        lines = await all_of(tree.executor, uid, follow=True, level="info")
+    assert [(line.level, line.logger, line.episode, line.text) for line in lines] == [
+        ("info", "governor", 0, "info.key_left_out key=note reason='is of type str, not a number'")
+    ]
 
 
 async def test_a_conductor_that_dies_within_a_line_leaves_it(instance, code):

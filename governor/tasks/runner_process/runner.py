@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 import msgspec
 import ray
 
+from governor import logs
 from governor.errors import ConductorError
 from governor.failures import Reason, place_in, reason_of, utf8
 from governor.message_stream import MessageStream
@@ -80,6 +81,7 @@ class Serving:
     """The runner's loop; `serve` never returns."""
 
     def __init__(self, given: RunnerSettings) -> None:
+        logs.as_user_output()
         sys.path[:0] = [folder for folder in given.import_path if folder not in sys.path]
         self._without_folder = ""
         if given.working_folder is not None:
