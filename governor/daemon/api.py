@@ -167,7 +167,7 @@ class DaemonApi:
         if (known := await self._find_known(asked.key, parent=row.uid)) is not None:
             return known
         if row.outcome is None or row.ended_at is None:
-            raise NotEnded(row.uid, await self._queries.state(row))
+            raise NotEnded(row.uid, (await self._queries.status_of(row)).state)
         run, old = parse(row.spec, row.name), self._context.run_folder(row.uid)
         kept = await asyncio.to_thread(resume.find_kept_work, self._journal, row, run, old)
         if kept.is_complete and row.outcome == "finished":
@@ -363,14 +363,13 @@ class DaemonApi:
         folder = self._context.run_folder(row.uid)
         result = await asyncio.to_thread(whole_result, self._journal, row.uid, folder)
         if result is None:
-            state = await self._queries.state(row)
+            now = await self._queries.status_of(row)
             if not so_far:
-                raise NotEnded(row.uid, state)
-            build = partial(
-                build_result, journal=self._journal, outcome="in work", reason=state, folder=folder
-            )
+                raise NotEnded(row.uid, now.state)
+            build = partial(build_result, journal=self._journal, outcome="in work", reason=now.state)
             assignment = await asyncio.to_thread(Assignment.of, row, Waiting(uid=row.uid))
-            result = await asyncio.to_thread(build, assignment=assignment)
+            build = partial(build, assignment=assignment, folder=folder, seconds=now.seconds)
+            result = await asyncio.to_thread(build)
         return await self._send(request, result)
 
     async def _failures(self, request: Request, asked: ListFailures) -> Done:

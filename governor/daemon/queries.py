@@ -140,10 +140,10 @@ class RunQueries:
         has_ended = row.ended_at is not None and not self._context.output.is_collecting(row.uid)
         return await asyncio.to_thread(self._read_output, row, asked, ended=has_ended)
 
-    async def state(self, row: RunLine) -> str:
-        """The state of the run, as `status` shows it."""
+    async def status_of(self, row: RunLine) -> RunStatus:
+        """The run, as `status` shows it."""
         [described] = await self._describe_all([row])
-        return described.state
+        return described
 
     # -- in the event loop -------------------------------------------------------------------------------------
 

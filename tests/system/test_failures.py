@@ -19,7 +19,10 @@ async def test_causes_and_tracebacks_are_there_during_the_run_and_after_a_kill(i
         async with asyncio.timeout(40):
             while not (page := await tree.executor.failures(uid, limit=2)).more:
                 await tree.until(uid, "episode.ended")
-        [so_far] = (await tree.executor.result(uid, so_far=True)).phases
+        in_work = (await tree.executor.status(uid)).runs[0].seconds
+        result = await tree.executor.result(uid, so_far=True)
+        assert result.seconds >= round(in_work, 3), "until now, not until the last change of its state"
+        [so_far] = result.phases
         assert (so_far.end, so_far.failed > 2) == ("in work", True)
         os.kill(tree.daemon.pid, signal.SIGKILL)
         await tree.gone()

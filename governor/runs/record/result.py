@@ -83,8 +83,11 @@ def build_result(
     outcome: RunOutcome | Literal["in work"],
     reason: str,
     folder: Path,
+    seconds: float | None = None,
 ) -> RunResult:
-    """Phases that never began are left out. Of a run in work nothing is written. Raises LookupError, JournalError."""
+    """Phases that never began are left out. `seconds`: in work until now, if the run still is; nothing is written then. Raises
+    LookupError, JournalError.
+    """
     row = journal.run(assignment.uid)
     if row is None:
         raise LookupError(f"run {assignment.uid} is not in the journal")
@@ -93,7 +96,9 @@ def build_result(
         for index, events in phase_events(journal, row.uid).items()
         if "phase.started" in events
     )
-    seconds = round(history.read(journal.events_of(row.uid, history.KINDS)).worked, 3)
+    if seconds is None:
+        seconds = history.read(journal.events_of(row.uid, history.KINDS)).worked
+    seconds = round(seconds, 3)
     return _result(row, outcome=outcome, reason=reason, phases=phases, folder=folder, seconds=seconds)
 
 
