@@ -57,8 +57,8 @@ def _require(found: RunCurves, metric: str) -> None:
         none = f"run {found.uid} has no curves: none of its episodes has been terminated or truncated"
         raise UsageError(none) if found.ended else TryAgain(f"{none} yet")
     near = difflib.get_close_matches(metric, known, n=1)
-    guess = f", did you mean {near[0]!r}?" if near else ";"
-    raise UsageError(f"run {found.uid} has no curve of {metric!r}{guess} It has: {', '.join(known)}")
+    guess = f", did you mean {near[0]!r}? It" if near else "; it"
+    raise UsageError(f"run {found.uid} has no curve of {metric!r}{guess} has: {', '.join(known)}")
 
 
 def _key(found: RunCurves, curve: Curve) -> str:
