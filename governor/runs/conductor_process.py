@@ -8,6 +8,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from governor import logs
@@ -156,15 +157,20 @@ class ConductorProcess:
             log.error("conductor.stuck", run=self._run.uid, conductor=self._name, pid=pid, reason=str(error))
             self._run.post(events.ConductorStuck(*self._stamp, pid=pid))
 
+        begun = monotonic()
+
         def signalled(signal: str) -> None:
-            late = (
-                f"still there after {grace_periods.ask + grace_periods.terminate:g} s"
-                if first != "SIGKILL"
-                else ""
-            )
-            reason = "; ".join(filter(None, (self._why, late)))
+            waited = None if signal == first else monotonic() - begun
+            reason = reason_of_signal(signal, why=self._why, waited=waited)
             self._run.log.signalled(self._name, pid=child.pid, signal=signal, reason=reason)
 
         await terminate(
             child, ask if first == "message" else None, grace_periods, on_stuck=stuck, on_signal=signalled
         )
+
+
+def reason_of_signal(signal: str, *, why: str, waited: float | None) -> str:
+    """`waited`: seconds since it was asked to end, or sent SIGTERM; None if it was not."""
+    if waited is not None:
+        return "; ".join(filter(None, (why, f"still there after {waited:.1f} s")))
+    return why or ("it was not ready yet" if signal == "SIGTERM" else "")
