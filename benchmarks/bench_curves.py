@@ -36,8 +36,8 @@ def run_of(world: str, episodes: int) -> dict[str, Any]:
     return {
         "name": "curves",
         "conductors": {
-            "environments": {"world": {"entry": f"step_world:{world}"}},
-            "agents": {"agent": {"entry": "step_agent:TrivialAgent"}},
+            "environments": {"world": {"entry": f"user_code.step_world:{world}"}},
+            "agents": {"agent": {"entry": "user_code.step_agent:TrivialAgent"}},
         },
         "phases": [{"name": "train", "mode": "train", "simulate": simulate | {"transport": "in_process"}}],
     }

@@ -38,7 +38,7 @@ WORLDS = (
     World(
         what="1 episode of 1000 steps",
         identifier="Endless-v0",
-        entry="step_world:Endless",
+        entry="user_code.step_world:Endless",
         episodes=1,
         max_steps=1000,
         peer=PEER,
@@ -46,7 +46,7 @@ WORLDS = (
     World(identifier="FrozenLake-v1", params={"is_slippery": False}, episodes=800),
     World(identifier="CartPole-v1", episodes=300),
 )
-gymnasium.register(id="Endless-v0", entry_point="step_world:Endless")
+gymnasium.register(id="Endless-v0", entry_point="user_code.step_world:Endless")
 
 
 def _run(world: World) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def _run(world: World) -> dict[str, Any]:
             "environments": {
                 "world": {"entry": world.entry or f"gymnasium:{world.identifier}", "params": world.params}
             },
-            "agents": {"walker": {"entry": "step_agent:TrivialAgent"}},
+            "agents": {"walker": {"entry": "user_code.step_agent:TrivialAgent"}},
         },
         "phases": [
             {

@@ -48,8 +48,8 @@ def run_of(episodes: int) -> dict[str, Any]:
     return {
         "name": "growth",
         "conductors": {
-            "environments": {"world": {"entry": "step_world:Endless"}},
-            "agents": {"agent": {"entry": "step_agent:TrivialAgent"}},
+            "environments": {"world": {"entry": "user_code.step_world:Endless"}},
+            "agents": {"agent": {"entry": "user_code.step_agent:TrivialAgent"}},
         },
         "phases": [
             {

@@ -22,8 +22,8 @@ import gymnasium
 import numpy as np
 from bench_steps import HERE, PROGRAM, SECRET, UID, Governor
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from step_agent import TrivialAgent
 from support.rows import Row, p50, spread, table
+from user_code.step_agent import TrivialAgent
 
 from governor.episodes import Transition
 from governor.messages import (
@@ -231,10 +231,12 @@ class Instance:
 WORLDS = (
     World(what="a pole that stands", agent="bench_in_process:Balancing", made=Balancing),
     World(what="a policy in numpy", agent="bench_in_process:Policy", made=Policy),
-    World(what="a pole that falls", agent="step_agent:TrivialAgent", made=TrivialAgent),
+    World(what="a pole that falls", agent="user_code.step_agent:TrivialAgent", made=TrivialAgent),
     World(what="a pole that stands", agent="bench_in_process:Balancing", made=Balancing, vector=VECTOR),
     World(what="a policy in numpy", agent="bench_in_process:Policy", made=Policy, vector=VECTOR),
-    World(what="a pole that falls", agent="step_agent:TrivialAgent", made=TrivialAgent, vector=VECTOR),
+    World(
+        what="a pole that falls", agent="user_code.step_agent:TrivialAgent", made=TrivialAgent, vector=VECTOR
+    ),
 )
 
 

@@ -26,12 +26,12 @@ def _run(*, tasks: bool) -> dict[str, Any]:
         "simulate": {"environment": "world", "agents": ["walker"], "episodes": 100_000, "max_steps": 10},
     }
     if tasks:
-        phase["tasks"] = [{"id": "wait", "call": "step_tasks:wait", "args": {"seconds": 60}}]
+        phase["tasks"] = [{"id": "wait", "call": "user_code.step_tasks:wait", "args": {"seconds": 60}}]
     return {
         "name": "weigh",
         "conductors": {
-            "environments": {"world": {"entry": "step_world:Endless"}},
-            "agents": {"walker": {"entry": "step_agent:TrivialAgent"}},
+            "environments": {"world": {"entry": "user_code.step_world:Endless"}},
+            "agents": {"walker": {"entry": "user_code.step_agent:TrivialAgent"}},
         },
         "phases": [phase],
         "limits": {"wall_clock": "50s"},

@@ -14,8 +14,8 @@ import numpy as np
 import psutil
 from bench_in_process import Instance, World
 from gymnasium.envs.classic_control import CartPoleEnv
-from step_agent import TrivialAgent
 from support.rows import Row, p50, spread, table
+from user_code.step_agent import TrivialAgent
 
 from governor.messages import Made
 

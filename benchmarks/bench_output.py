@@ -20,9 +20,9 @@ import bench_tasks
 import psutil
 from bench_steps import HERE, PROGRAM
 from gymnasium import spaces
-from step_agent import TrivialAgent
 from support.instance import Instance
 from support.rows import Row, p50, spread, table
+from user_code.step_agent import TrivialAgent
 
 PAIRS = 20
 TURNS = 6
@@ -30,7 +30,9 @@ LINES_PER_SECOND = 1_000_000 / 60
 UNCAPTURED = (
     "import os; from governor.output import capture; capture.capture = lambda *_, **__: os.dup(2);" + PROGRAM
 )
-WORLD = bench_in_process.World(what="a pole that falls", agent="step_agent:TrivialAgent", made=TrivialAgent)
+WORLD = bench_in_process.World(
+    what="a pole that falls", agent="user_code.step_agent:TrivialAgent", made=TrivialAgent
+)
 """About ten steps an episode: what is done for each episode shows."""
 
 
@@ -189,7 +191,7 @@ def _run(entry: str, params: dict[str, Any]) -> dict[str, Any]:
         "name": "output",
         "conductors": {
             "environments": {"e": {"entry": entry, "params": params}},
-            "agents": {"a": {"entry": "step_agent:TrivialAgent"}},
+            "agents": {"a": {"entry": "user_code.step_agent:TrivialAgent"}},
         },
         "phases": [{"name": "eval", "mode": "eval", "simulate": simulate}],
     }

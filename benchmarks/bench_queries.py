@@ -47,8 +47,8 @@ def _run(world: str) -> dict[str, Any]:
     return {
         "name": "sweep",
         "conductors": {
-            "environments": {"world": {"entry": f"step_world:{world}"}},
-            "agents": {"walker": {"entry": "step_agent:TrivialAgent"}},
+            "environments": {"world": {"entry": f"user_code.step_world:{world}"}},
+            "agents": {"walker": {"entry": "user_code.step_agent:TrivialAgent"}},
         },
         "phases": [
             {
@@ -65,7 +65,7 @@ def _run(world: str) -> dict[str, Any]:
                 "tasks": [
                     {
                         "id": f"fit-{task}",
-                        "call": "step_tasks:wait",
+                        "call": "user_code.step_tasks:wait",
                         "args": {"rate": 0.1 * task, "fold": task},
                     }
                     for task in range(TASKS)

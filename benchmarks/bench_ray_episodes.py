@@ -45,7 +45,12 @@ class World:
 
 
 WORLDS = (
-    World(what="FrozenLake-v1", entry="gymnasium:FrozenLake-v1", agent="step_agent:TrivialAgent", part=1.0),
+    World(
+        what="FrozenLake-v1",
+        entry="gymnasium:FrozenLake-v1",
+        agent="user_code.step_agent:TrivialAgent",
+        part=1.0,
+    ),
     World(
         what="CartPole-v1, 500 steps",
         entry="gymnasium:CartPole-v1",

@@ -16,8 +16,8 @@ from typing import Any
 
 import gymnasium
 import psutil
-from step_agent import TrivialAgent
 from support.rows import Row, table
+from user_code.step_agent import TrivialAgent
 
 HERE = Path(__file__).parent
 STEPS = 10_000_000

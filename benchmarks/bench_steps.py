@@ -18,8 +18,8 @@ from time import perf_counter
 from typing import TypeVar
 
 import gymnasium
-from step_agent import TrivialAgent
 from support.rows import Row, table
+from user_code.step_agent import TrivialAgent
 
 from governor.episodes import Transition
 from governor.messages import (
@@ -121,7 +121,7 @@ async def conducted(
         client = await stack.enter_async_context(Client(client_endpoint))
         for name, settings in (
             ("environment.e", {"entry": f"gymnasium:{identifier}", "params": params, "vector": vector}),
-            ("agent.a", {"entry": "step_agent:TrivialAgent"}),
+            ("agent.a", {"entry": "user_code.step_agent:TrivialAgent"}),
             ("simulation", {}),
         ):
             spec = ConductorSpec(
