@@ -1,8 +1,13 @@
 """Commands whose phase is played in process, and the results of their episodes."""
 
+from pathlib import Path
+
 import msgspec
 
 from governor.messages import EpisodeEnded, EpisodeRecord, Made
+
+WORLDS = str(Path(__file__).parents[1] / "governor/episodes/worlds")
+"""Folder of the user code that these and the tests of episodes name."""
 
 
 def inside(

@@ -20,7 +20,7 @@ from governor.messages.link import RecordingLink
 from governor.output import attribution, spool
 from tests.support.conductor_specs import conductor_spec
 from tests.support.figures import with_done
-from tests.support.in_process_commands import inside, vector
+from tests.support.in_process_commands import WORLDS, inside, vector
 from transport.access import Secret
 from transport.broker import Broker, BrokerSettings
 from transport.client import Client
@@ -50,7 +50,7 @@ class Harness:
             worker_endpoint=f"ipc://{self.folder}/w",
             secret=SECRET,
             run_folder=str(self.folder / "run"),
-            import_folder=str(HERE),
+            import_folder=WORLDS,
             seed=seed,
             settings=settings,
         )
@@ -151,7 +151,7 @@ def socket_files(folder):
 
 @pytest.fixture
 async def harness(monkeypatch):
-    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.syspath_prepend(WORLDS)
     with tempfile.TemporaryDirectory(prefix="ep-") as name:
         folder = Path(name)
         (folder / "run").mkdir()

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 
 from governor.episodes import learned
@@ -8,13 +6,14 @@ from governor.episodes.records import state_file
 from governor.episodes.spaces import Discrete
 from governor.errors import ConductorError
 from governor.messages import Made
+from tests.support.in_process_commands import WORLDS
 
 TWO = Discrete(n=2, start=0)
 
 
 @pytest.fixture
 def agent(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    monkeypatch.syspath_prepend(WORLDS)
     made = LocalAgent(
         name="walker", made=Made(entry="walk_world:Agent"), seed=7, state_path=tmp_path / "walker.state"
     )

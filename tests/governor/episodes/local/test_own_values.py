@@ -1,14 +1,12 @@
 """What crosses between environment, agent and record in process is everybody's own, as if it crossed between processes."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from governor.episodes import spaces, trajectories
 from governor.episodes.local.local_agent import LocalAgent
 from governor.messages import Made
-from tests.support.in_process_commands import inside, parallel, vector
+from tests.support.in_process_commands import WORLDS, inside, parallel, vector
 from tests.support.recorded_steps import rows
 
 
@@ -94,4 +92,4 @@ def test_of_many_actions_each_may_be_a_fault(tmp_path, harness_path):
 
 @pytest.fixture
 def harness_path(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    monkeypatch.syspath_prepend(WORLDS)

@@ -12,13 +12,14 @@ from governor.episodes.remote import wire
 from governor.episodes.remote.agent_host import AgentHost
 from governor.episodes.remote.request_channel import RequestChannel
 from governor.episodes.spaces import Discrete, describe
+from tests.support.in_process_commands import WORLDS
 
 SPACES = {"observation": Discrete(n=1000, start=0), "action": Discrete(n=2, start=0)}
 
 
 @pytest.fixture
 async def host(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(os.path.dirname(os.path.dirname(__file__)))  # noqa: PTH120  # a text for the path
+    monkeypatch.syspath_prepend(WORLDS)
     source = AgentSource(entry="walk_world:Agent", params={}, seed=7, state_path=tmp_path / "walker.state")
     made = AgentHost(source, name="agent.walker", path=tmp_path / "s")
     await made.start()
@@ -97,7 +98,7 @@ async def test_raw_output_belongs_to_an_episode_until_its_worker_has_finished_it
 @pytest.fixture
 async def echo(tmp_path, monkeypatch):
     """A host of an agent that gives the same array for each action, as a function that makes a channel to a session of it."""
-    monkeypatch.syspath_prepend(os.path.dirname(os.path.dirname(__file__)))  # noqa: PTH120  # as above
+    monkeypatch.syspath_prepend(WORLDS)
     world = import_module("conductor_world")
     stop, channels, hosts = os.eventfd(0, os.EFD_NONBLOCK), [], {}
     space = describe(world.Echo.action_space, role="action_space")

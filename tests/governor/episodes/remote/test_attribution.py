@@ -8,12 +8,13 @@ from governor.episodes.remote import control, wire
 from governor.episodes.remote.environment_host import EnvironmentHost
 from governor.episodes.remote.environment_pool import EnvironmentPool
 from governor.episodes.remote.request_channel import RequestChannel
+from tests.support.in_process_commands import WORLDS
 
 
 async def test_raw_output_belongs_to_an_episode_until_its_worker_returns_the_environment(
     process, harness, monkeypatch
 ):
-    monkeypatch.syspath_prepend(os.path.dirname(os.path.dirname(__file__)))  # noqa: PTH120  # a text for the path
+    monkeypatch.syspath_prepend(WORLDS)
     make = partial(EnvironmentHost, entry="walk_world:Walk", params={})
     pool = EnvironmentPool(make, size=1, name="walk", folder=harness.folder, on_lost=lambda _: None)
     await pool.start()
