@@ -73,6 +73,8 @@ class RunnerHandle:
     _call_of_actor: ActorCall | None = None
     _call: asyncio.Future[str] = field(default_factory=asyncio.Future)
     """Done with the error or "" when its one Ray call has ended."""
+    _back_timer: asyncio.TimerHandle | None = None
+    """For the return of one that was kept."""
     _kill_reason: str = ""
     _ending: asyncio.Task[None] | None = None
 
@@ -109,6 +111,8 @@ class RunnerHandle:
         if self.kept is not None:
             self.kept.close()
             self.kept = None
+        if self._back_timer is not None:
+            self._back_timer.cancel()
         self.state = process.state
         return True
 
@@ -184,7 +188,7 @@ class RunnerHandle:
         try:
             await self.cluster.call(in_ray)
             if self.kept is not None:
-                self._loop.call_later(BACK_SECONDS, self.end, Cause.NOT_BACK)
+                self._back_timer = self._loop.call_later(BACK_SECONDS, self.end, Cause.NOT_BACK)
         except Exception as error:  # noqa: BLE001  # whatever Ray raises, the runner did not start
             refused = f"Ray refused the runner: {type(error).__name__}: {error}"
             self.end(Cause.NOT_CREATED, self._kill_reason or refused)

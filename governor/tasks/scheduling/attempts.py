@@ -11,13 +11,13 @@ Rules:
 
 from __future__ import annotations
 
-import heapq
 import math
 from itertools import count
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from governor.failures import Reason, place_of
 from governor.tasks.protocol.wire import Begun, Over
+from governor.tasks.scheduling.alarms import Alarms
 from governor.tasks.scheduling.bundles import Bundles
 from governor.tasks.scheduling.events import (
     Attempt,
@@ -31,9 +31,7 @@ from governor.tasks.scheduling.events import (
 from governor.tasks.scheduling.runner_slots import Job, Termination
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from governor.tasks.scheduling.batch import Batch, SubTask
+    from governor.tasks.scheduling.batch import SubTask
     from governor.tasks.scheduling.events import (
         Revoked,
         RunnerGone,
@@ -44,7 +42,6 @@ if TYPE_CHECKING:
     from governor.tasks.scheduling.outcomes import Outcomes
     from governor.tasks.scheduling.runner_slots import RunnerSlot, RunnerSlots
 
-    Target: TypeAlias = RunnerSlot | Batch | None
 
 IMPORT_LIMIT: Final = 120.0
 """Seconds from a claim to the start of the callable; a longer import is taken as hung."""
@@ -58,27 +55,6 @@ REVOKE_TIMEOUT: Final = 0.2
 """Seconds for the node of a remote runner to report the attempts that were taken back."""
 MISFIRES: Final = 3
 """How often an attempt is not counted because its runner exited before taking it, or was lost with its node."""
-
-
-class Alarms:
-    """When to check a runner, a batch or, for None, the core again; in seconds of the caller's clock. An alarm that is no
-    longer needed fires without effect.
-    """
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Target]] = []
-        self._order = count()
-
-    def set(self, when: float, target: Target) -> None:
-        heapq.heappush(self._heap, (when, next(self._order), target))
-
-    def next(self) -> float | None:
-        return self._heap[0][0] if self._heap else None
-
-    def due(self, now: float) -> Iterator[Target]:
-        """The targets of all alarms until `now`."""
-        while self._heap and self._heap[0][0] <= now:
-            yield heapq.heappop(self._heap)[2]
 
 
 class Attempts:
@@ -260,6 +236,7 @@ class Attempts:
         slot = self.slots.remove(event.runner)
         if slot is None:
             return
+        self.alarms.runner_gone()
         if slot.state == "starting" and not event.node_lost:
             self._start_failed(slot.shape, event.reason)
         if not slot.jobs:
