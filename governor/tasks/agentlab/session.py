@@ -162,23 +162,24 @@ class GraphSession(LoopThread):
         wanted = {spec.id: each for spec, each in zip(specs, experiments, strict=True) if spec.id not in kept}
         labels = [f'experiment "{name}"' for name in wanted]
         driver = self._opened()
-        self._in_loop(driver.engine.warm)
-        names = driver.pickle_store.name_many([*wanted.values()], labels)
-        calls = dict(zip(wanted, names, strict=True))
-        named = [msgspec.structs.replace(spec, call=calls.get(spec.id, "")) for spec in specs]
         number = next(self._batches)
         stored = "results" if self._study is not None else f"results/{number}"
-        batch = BatchSpec(id=number, tasks=tuple(named), done=tuple(done), folder=stored)
-        awaited = {name for spec in specs for name in spec.depends_on}
-        listener = GraphListener(study=self._study, awaited=awaited, cancel=partial(self.cancel, number))
+        names: list[str] = []
         try:
+            self._in_loop(driver.engine.warm)
+            names = driver.pickle_store.name_many([*wanted.values()], labels)
+            calls = dict(zip(wanted, names, strict=True))
+            named = [msgspec.structs.replace(spec, call=calls.get(spec.id, "")) for spec in specs]
+            batch = BatchSpec(id=number, tasks=tuple(named), done=tuple(done), folder=stored)
+            awaited = {name for spec in specs for name in spec.depends_on}
+            listener = GraphListener(study=self._study, awaited=awaited, cancel=partial(self.cancel, number))
             self.call(partial(self._begin_graph, number, batch, listener))
             listener.ended.result()
             self.wait(self._settle())
             driver.show_output()
             records = {record.task: record for record in [*done, *listener.records]}
             return {each.exp_id: self.value_of(records[str(each.exp_id)]) for each in experiments}
-        except BaseException:  # an interrupt
+        except BaseException:  # an interrupt, or what cannot be sent
             if self.call(lambda: driver.engine.is_active(number)):
                 self.call(partial(self.cancel, number, "it was interrupted"))
                 wait_for([listener.ended])

@@ -119,6 +119,17 @@ def test_a_module_whose_folder_came_to_the_path_after_the_first_call_is_found(tm
     assert execute_task_graph([late]) == {1: 7}
 
 
+def test_a_call_that_cannot_be_sent_gives_its_runners_back():
+    first = pids_of(*both())
+    execute_task_graph([Exp("a")])
+    with pytest.raises(TypeError, match="cannot be sent"):
+        execute_task_graph([Exp("a", "give", threading.Lock())])
+    end = time.monotonic() + 20
+    while kept() != first:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 def test_calls_leave_nothing_behind_in_the_memory_of_their_process():
     def objects_after(calls):
         for _ in range(calls):
