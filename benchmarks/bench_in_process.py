@@ -180,7 +180,7 @@ class Instance:
         path = folder / "spec"
         path.write_bytes(encode(spec))
         command = [sys.executable, "-c", self._program, str(path)]
-        self.child = child = subprocess.Popen(command, cwd=HERE.parent)  # noqa: ASYNC220  # once, before anything is timed
+        child = subprocess.Popen(command, cwd=HERE.parent)  # noqa: ASYNC220  # once, before anything is timed
         self.pid = child.pid
         stack.callback(child.wait)
         stack.callback(child.kill)

@@ -67,7 +67,7 @@ class Learner(TrivialAgent):
 
 async def cpu_of_step(instance: Instance, world: World, *, metrics: bool) -> float:
     """In seconds."""
-    process = psutil.Process(instance.child.pid)
+    process = psutil.Process(instance.pid)
     before = process.cpu_times()
     await instance.begin(
         world,
