@@ -124,6 +124,8 @@ def test_a_call_that_cannot_be_sent_gives_its_runners_back():
     execute_task_graph([Exp("a")])
     with pytest.raises(TypeError, match="cannot be sent"):
         execute_task_graph([Exp("a", "give", threading.Lock())])
+    session = GraphSession._shared
+    session.wait(session._driver.cluster.call(lambda: None))  # what began to connect them is over
     end = time.monotonic() + 20
     while kept() != first:
         assert time.monotonic() < end
