@@ -25,6 +25,7 @@ from support.rows import Row, p50, spread, table
 from user_code.step_agent import TrivialAgent
 
 PAIRS = 20
+PAIRS_OF_PROCESSES = 4
 TURNS = 6
 LINES_PER_SECOND = 1_000_000 / 60
 UNCAPTURED = (
@@ -60,29 +61,30 @@ class Printing:
 
 
 async def of_a_step(seconds: float = 1.0) -> Row:
-    """CPU time of a step in a captured process, as a part of that in another."""
-    async with (
-        bench_in_process.Instance() as captured,
-        bench_in_process.Instance(UNCAPTURED) as free,
-    ):
-        sides = (captured, free)
-        for side in sides:
-            await side.play(WORLD, seconds)
-        ratios = []
-        for pair in range(PAIRS):
-            cost = {}
-            for side in sides if pair % 2 else sides[::-1]:
-                before = _cpu_seconds(side.pid)
-                metrics = await side.play(WORLD, seconds)
-                used = _cpu_seconds(side.pid) - before
-                cost[side] = used / (metrics["steps_mean"] * metrics["episodes_terminated"])
-            ratios.append(cost[captured] / cost[free])
+    """CPU time of a step in a captured process, as a part of that in another. Each process has a speed of its own: there are several."""
+    ratios: list[float] = []
+    while len(ratios) < PAIRS:
+        async with (
+            bench_in_process.Instance() as captured,
+            bench_in_process.Instance(UNCAPTURED) as free,
+        ):
+            sides = (captured, free)
+            for side in sides:
+                await side.play(WORLD, seconds)
+            for pair in range(PAIRS_OF_PROCESSES):
+                cost = {}
+                for side in sides if pair % 2 else sides[::-1]:
+                    before = _cpu_seconds(side.pid)
+                    metrics = await side.play(WORLD, seconds)
+                    used = _cpu_seconds(side.pid) - before
+                    cost[side] = used / (metrics["steps_mean"] * metrics["episodes_terminated"])
+                ratios.append(cost[captured] / cost[free])
     return Row(
         what="CPU time of a step in process, captured: part of one that is not",
         figure=p50(ratios),
         unit="",
         at_most=1.03,
-        note=f"{spread(ratios, '')}; {PAIRS} pairs",
+        note=f"{spread(ratios, '')}; {PAIRS} pairs, {PAIRS // PAIRS_OF_PROCESSES} of processes",
     )
 
 

@@ -133,7 +133,7 @@ class ProcessAttribution:
     def begin(self, one: Attribution) -> None:
         if self._alone is one and one.begun is self._fields and self._page is not None:
             out, err = self._spools
-            if (os.lseek(out, 0, os.SEEK_END), os.lseek(err, 0, os.SEEK_END)) == self._since:
+            if (spool.size(out), spool.size(err)) == self._since:
                 self._episode = one.episode
                 _EPISODE.pack_into(self._page, _HEAD.size, one.episode)
                 if self._alone is one:
@@ -141,7 +141,7 @@ class ProcessAttribution:
         with self._lock:
             if self._alone is one and self._page is not None:
                 out, err = self._spools
-                if (os.lseek(out, 0, os.SEEK_END), os.lseek(err, 0, os.SEEK_END)) == self._since:
+                if (spool.size(out), spool.size(err)) == self._since:
                     self._fields, self._episode = one.begun, one.episode
                     self._show()
                     return
@@ -160,7 +160,7 @@ class ProcessAttribution:
             self._fields = fields
             return
         out, err = self._spools
-        sizes = (os.lseek(out, 0, os.SEEK_END), os.lseek(err, 0, os.SEEK_END))
+        sizes = (spool.size(out), spool.size(err))
         before = self._fields, self._episode
         self._fields, self._episode = fields, episode
         if self._page is None or sizes != self._since:

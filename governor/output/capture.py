@@ -151,7 +151,7 @@ class Output(TolerantOutput):
                     self.buffer.flush()
             return
         if more or thread in self._unfinished or len(data) > spool.LINE_BYTES or b"\n" in data:
-            since = os.lseek(descriptor, 0, os.SEEK_END)
+            since = spool.size(descriptor)
             left = self._records(thread, fields, logged, data, more=more, since=since)
         else:
             left = spool.record(fields, data)

@@ -15,6 +15,7 @@ Rules:
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
 import os
@@ -30,6 +31,10 @@ RECORD: Final = b"\x1e"
 TEXT: Final = b"\x1f"
 LINE_BYTES: Final = 16 << 10
 """The text of a record; longer lines have several."""
+
+_lseek: Final = ctypes.PyDLL(None).lseek
+_lseek.restype = ctypes.c_long
+_NOTHING: Final = ctypes.c_long(0)
 
 
 def folder_of(run_folder: Path | str) -> Path:
@@ -78,6 +83,14 @@ def above_streams(descriptor: int) -> int:
     other = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
     os.close(descriptor)
     return other
+
+
+def size(descriptor: int) -> int:
+    """Of a spool, in bytes; -1 if user code has closed it. This keeps the GIL: `os.lseek` gives it up, and to get it back from a busy
+    thread takes longer than the episode of a fast environment.
+    """
+    found: int = _lseek(descriptor, _NOTHING, os.SEEK_END)
+    return found
 
 
 def fragment(**fields: str | float) -> bytes:
