@@ -61,7 +61,7 @@ class Learner(TrivialAgent):
         self._critic += 1e-4 * error * before
         self._weights[transition.action] += 1e-6 * error * before
         self.learned += 1
-        if self._context is not None and self.learned % 100 == 0:
+        if self.learned % 100 == 0 and self._context is not None:
             self._context.report(loss=float(error * error))
 
 

@@ -77,7 +77,15 @@ class InfoReader:
             except (LookupError, TypeError, struct.error, OverflowError):
                 return slowly(info)
 
-        return read if len(keys) > 1 and not self._is_folded else slowly
+        def read_one(info: Any) -> Row:
+            try:
+                return pack(get(info))
+            except (LookupError, TypeError, struct.error, OverflowError):
+                return slowly(info)
+
+        if self._is_folded:
+            return slowly
+        return read if len(keys) > 1 else read_one
 
     def _read_slowly(self, info: Any) -> Row:
         if not isinstance(info, dict):

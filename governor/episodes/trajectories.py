@@ -11,9 +11,10 @@ Rules:
 from __future__ import annotations
 
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from governor.index_ranges import IndexRanges
+
+SAMPLE: Final = 4096
+"""Of the first rows of a column, and of their numbers: what is looked at to choose its encoding."""
 
 
 def phases_of(run_folder: Path) -> list[str]:
@@ -75,7 +79,7 @@ class Conversion:
         if merge.schema is not None:
             self._write(merge.tables(episodes=episodes))
             if self._writer is None:
-                self._writer = pq.ParquetWriter(self._beside, merge.schema, compression="zstd")
+                self._writer = _writer(self._beside, merge.schema.empty_table())
             self._writer.close()
             self._check()
             put_in_place(self._beside, self._path)
@@ -111,10 +115,39 @@ class Conversion:
     def _write(self, tables: Iterator[pa.Table]) -> None:
         for table in tables:
             if self._writer is None:
-                self._writer = pq.ParquetWriter(self._beside, table.schema, compression="zstd")
+                self._writer = _writer(self._beside, table)
             self._writer.write_table(table)
             del table  # before the next one is made
             pa.default_memory_pool().release_unused()  # else it keeps some tens of MB
+
+
+def _writer(path: Path, first: pa.Table) -> pq.ParquetWriter:
+    """For tables as the `first` one. A column of numbers that hardly repeat has no dictionary: with one, CartPole's observations
+    take 1.6 times the room and three times as long.
+    """
+    leaves = [leaf for name in first.column_names for leaf in _leaves(name, first[name].slice(0, SAMPLE))]
+    repeating = [path for path, values in leaves if not _hardly_repeats(values)]
+    return pq.ParquetWriter(path, first.schema, compression="zstd", use_dictionary=repeating or False)
+
+
+def _leaves(path: str, column: pa.ChunkedArray) -> Iterator[tuple[str, pa.ChunkedArray]]:
+    """The columns that Parquet makes of this one, under its paths."""
+    kind = column.type
+    if pa.types.is_struct(kind):
+        for field, values in zip(kind.fields, column.flatten(), strict=True):
+            yield from _leaves(f"{path}.{field.name}", values)
+    elif pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
+        chunks = [chunk.flatten() for chunk in column.chunks]
+        yield from _leaves(f"{path}.list.element", pa.chunked_array(chunks, kind.value_type))
+    else:
+        yield path, column
+
+
+def _hardly_repeats(values: pa.ChunkedArray) -> bool:
+    if not pa.types.is_floating(values.type):
+        return False
+    some = values.slice(0, SAMPLE).drop_null().to_numpy()
+    return 2 * len(np.unique(some)) > len(some)
 
 
 def finalize(run_folder: Path, phase: str, *, episodes: IndexRanges | None = None) -> Path | None:
