@@ -105,9 +105,7 @@ class Attempts:
             return
         job.taken = True
         slot.waits_since = self.outcomes.now
-        self._set_alarm(slot, self.outcomes.now + IMPORT_LIMIT)
-        if len(slot.jobs) > 1:
-            self.revoke(slot)
+        self.check(slot)
 
     def _on_begun(self, slot: RunnerSlot, job: Job, run: int, at: float) -> None:
         attempt, subtask = job.attempt, job.subtask
@@ -281,8 +279,10 @@ class Attempts:
         slot.revoking = False
         tickets = set(event.tickets)
         back = [job for job in slot.jobs if job.attempt.ticket in tickets]
+        left = [job for job in slot.jobs if job.attempt.ticket not in tickets]
+        slot.jobs.clear()
+        slot.jobs += left
         for job in reversed(back):
-            slot.jobs.remove(job)
             self._off(job)
             self.outcomes.requeue(job.subtask)
         if back and not slot.jobs and slot.state in ("working", "ending"):
@@ -314,11 +314,8 @@ class Attempts:
                 self._set_alarm(slot, job.kill_at)
 
     def _check_run(self, slot: RunnerSlot, job: Job, started_at: float) -> None:
-        if job.run is not None and len(slot.jobs) > 1:
-            if self.outcomes.now >= job.run_at + REVOKE_AFTER:
-                self.revoke(slot)
-            else:
-                self._set_alarm(slot, job.run_at + REVOKE_AFTER)
+        if job.run is not None:
+            self._take_back_after(slot, job.run_at)
         if job.deadline is None:
             return
         if self.outcomes.now >= job.deadline:
@@ -331,8 +328,18 @@ class Attempts:
         else:
             self._set_alarm(slot, job.deadline - SPARE_LEAD)
 
+    def _take_back_after(self, slot: RunnerSlot, began: float) -> None:
+        """What waits behind the first job, once that takes long."""
+        if len(slot.jobs) > 1:
+            if self.outcomes.now >= began + REVOKE_AFTER:
+                self.revoke(slot)
+            else:
+                self._set_alarm(slot, began + REVOKE_AFTER)
+
     def _check_unstarted(self, slot: RunnerSlot, job: Job) -> None:
         """The runner has work and has not reported its start."""
+        if job.taken:
+            self._take_back_after(slot, slot.waits_since)
         timeout = IMPORT_LIMIT if job.taken else START_PRESUMED_AFTER
         if self.outcomes.now < slot.waits_since + timeout:
             self._set_alarm(slot, slot.waits_since + timeout)

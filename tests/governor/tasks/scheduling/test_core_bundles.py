@@ -76,9 +76,11 @@ def test_the_next_of_a_bundle_that_has_begun_meanwhile_is_not_harmed():
     assert driver.records()[second.task.id, 0].outcome == "succeeded"
 
 
-def test_who_imports_gives_back_what_waits_behind_it():
+def test_who_imports_for_long_gives_back_what_waits_behind_it():
     driver, sent = bundled()
-    assert driver.import_(sent, 0.1) == [Revoke(0)]
+    assert driver.import_(sent, 0.1) == []
+    assert driver.core.next_alarm() == 0.1 + REVOKE_AFTER
+    assert driver.tick(0.1 + REVOKE_AFTER) == [Revoke(0)]
 
 
 def test_what_could_not_be_taken_back_once_is_asked_for_again():
