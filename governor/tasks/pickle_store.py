@@ -185,6 +185,8 @@ class PackBuilder:
         self._classes = {} if classes is None else classes
         self._pickler = _Pickler(self._name_class)
         self._added: list[tuple[str, bytes]] = []
+        self._known_kinds: dict[type, str] = {}
+        """Of objects that can be run by a method of their class."""
         self.kinds: list[str] = []
         """Of `add_object`."""
         self.pickles: dict[str, bytes] = {}
@@ -198,9 +200,14 @@ class PackBuilder:
 
     def add_object(self, thing: Any, label: str) -> None:
         """Adds a callable object. Raises TypeError, with its label, and adds nothing then."""
-        calls.require_callable(thing, label)
-        self.add(DATA, thing, label)
-        self.kinds.append(_kind(thing))
+        kind = self._known_kinds.get(type(thing))
+        if kind is None:
+            calls.require_callable(thing, label)
+            kind = _kind(thing)
+            if calls.runs_by_class(thing):
+                self._known_kinds[type(thing)] = kind
+        self._added.append((DATA, self._pickler.pickle(thing, label)))
+        self.kinds.append(kind)
 
     def add_all(self, other: PackBuilder) -> None:
         """Adds the objects of another one, which is not closed."""
@@ -262,8 +269,8 @@ class _Pickler(cloudpickle.CloudPickler):
         self._importable: set[type] = set()
         self._plain: set[type] = set()
         """Types of objects for which cloudpickle has no way of its own."""
-        self._starts: dict[type, bytes | None] = {}
-        """By the classes of all objects so far; None: of one."""
+        self._starts: dict[type, tuple[bytes, bytes] | None] = {}
+        """By the classes of all objects so far, with the name of the class; None: of one."""
 
     def reducer_override(self, thing: Any) -> Any:
         if type(thing) in self._plain or (isinstance(thing, type) and thing in self._importable):
@@ -287,8 +294,8 @@ class _Pickler(cloudpickle.CloudPickler):
         if kind not in self._starts:
             self._starts[kind] = None
         elif (start := self._starts[kind]) is None:
-            self._starts[kind] = self._start_of(kind)
-        elif start and (pickled := _by_state(start, thing)) is not None:
+            self._starts[kind] = self._start_of(kind), kind.__qualname__.encode()
+        elif start[0] and (pickled := _by_state(thing, *start)) is not None:
             return pickled
         return self._pickle(thing, label)
 
@@ -320,15 +327,15 @@ class _Pickler(cloudpickle.CloudPickler):
         return made[:-1] + pickle.EMPTY_TUPLE + pickle.NEWOBJ
 
 
-def _by_state(start: bytes, thing: Any) -> bytes | None:
+def _by_state(thing: Any, start: bytes, name: bytes) -> bytes | None:
     """The start, and the attributes as the standard library pickles them: in a quarter of the time. None where that may not be
     the same: classes of the script, and references to the object itself.
     """
     try:
-        state = pickle.dumps(vars(thing), _PROTOCOL)
+        state = pickle.dumps(thing.__dict__, _PROTOCOL)
     except Exception:  # noqa: BLE001  # cloudpickle knows more
         return None
-    if b"_main__" in state or type(thing).__qualname__.encode() in state:
+    if b"_main__" in state or name in state:
         return None
     return start + state[:-1] + pickle.BUILD + pickle.STOP
 

@@ -32,7 +32,8 @@ class GraphListener(BatchListener):
     def __init__(
         self, *, study: Study | None, awaited: Collection[str], cancel: Callable[[str], None]
     ) -> None:
-        self.records: list[TaskRecord] = []
+        self.records: dict[str, TaskRecord] = {}
+        """By task."""
         self.ended: Future[None] = Future()
         """Has the OSError of a study that cannot be written."""
         self._study = study
@@ -43,7 +44,7 @@ class GraphListener(BatchListener):
 
     def run_ended(self, record: TaskRecord, payload: bytes) -> None:
         del payload  # experiments have none
-        self.records.append(record)
+        self.records[record.task] = record
         if self._study is None or self._error is not None:
             return
         with self._given_up_on_error():

@@ -175,10 +175,14 @@ class GraphSession(LoopThread):
             listener = GraphListener(study=self._study, awaited=awaited, cancel=partial(self.cancel, number))
             self.call(partial(self._begin_graph, number, batch, listener))
             listener.ended.result()
-            self.wait(self._settle())
+            if driver.engine.is_starting:
+                self.wait(self._settle())
             driver.show_output()
-            records = {record.task: record for record in [*done, *listener.records]}
-            return {each.exp_id: self.value_of(records[str(each.exp_id)]) for each in experiments}
+            listener.records.update((record.task, record) for record in done)
+            ended = map(listener.records.__getitem__, (spec.id for spec in specs))
+            return {
+                each.exp_id: self.value_of(record) for each, record in zip(experiments, ended, strict=True)
+            }
         except BaseException:  # an interrupt, or what cannot be sent
             if self.call(lambda: driver.engine.is_active(number)):
                 self.call(partial(self.cancel, number, "it was interrupted"))
