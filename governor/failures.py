@@ -34,7 +34,8 @@ SAME: Final = 256
 
 _ROOT: Final = Path(__file__).parents[1]
 _LIBRARY: Final = f"{Path(os.__file__).parent}{os.sep}"
-_OURS: Final = tuple(f"{_ROOT / name}{os.sep}" for name in ("governor", "transport", "states"))
+OURS: Final = tuple(f"{_ROOT / name}{os.sep}" for name in ("governor", "transport", "states"))
+"""The folders of our own code."""
 _MACHINERY: Final = (
     "<frozen importlib",
     *(
@@ -50,7 +51,7 @@ _MACHINERY: Final = (
     ),
 )
 """Files of Python whose frames stand between ours and those of user code."""
-HIDDEN: Final = _OURS + _MACHINERY
+HIDDEN: Final = OURS + _MACHINERY
 """Frames of files that begin so are not shown."""
 _PACKAGES: Final = ("site-packages", "dist-packages")
 _NUMBERS: Final = re.compile(r"0x[0-9a-fA-F]+|\d+")
@@ -168,7 +169,7 @@ class _Folded(traceback.StackSummary):
                 lines += traceback.StackSummary.from_list(frames).format()
             elif kind == "left out":
                 lines.append(f"  ... {frames[0].lineno:,} more frames\n")
-            elif ours := sum(frame.filename.startswith(_OURS) for frame in frames):
+            elif ours := sum(frame.filename.startswith(OURS) for frame in frames):
                 lines.append(f"  ... {ours} frame{'' if ours == 1 else 's'} of run-governor\n")
         return lines
 
@@ -277,7 +278,7 @@ def _innermost(frames: Iterator[tuple[str, int]]) -> str:
     """The innermost frame of the user's own files; without one, of a library that is not Python's own."""
     users = library = ""
     for filename, line in frames:
-        if not filename.startswith(os.sep) or filename.startswith(_OURS):
+        if not filename.startswith(os.sep) or filename.startswith(OURS):
             continue
         if any(f"{os.sep}{name}{os.sep}" in filename for name in _PACKAGES):
             library = f" ({os.path.basename(filename)}:{line})"  # noqa: PTH119  # a Path costs ten times as much

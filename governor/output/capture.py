@@ -32,9 +32,7 @@ HELD_CHARACTERS: Final = 8192
 """Of a line that is not over; more of it is written."""
 _LINE_BUFFERED: Final = 1
 """_IOLBF of libc."""
-
 _HEADER: Final = spool.RECORD + b"{"
-
 _record = threading.local()
 """`fields`: level and logger of the record that a handler is printing in this thread."""
 _forked = b""
@@ -173,17 +171,20 @@ class Output(TolerantOutput):
         if not self.is_captured:
             return None
         try:
-            if self._is_spool(self.index + 1):
+            if self.is_spool(self.index + 1):
                 return self.index + 1
         except OSError:
             self._was_closed = True
         # After user code has closed it, another file may have its number; and after `os.closerange` that of `spool`, too.
         with contextlib.suppress(OSError):
-            if self._was_closed and self._is_spool(self.spool):
+            if self._was_closed and self.is_spool(self.spool):
                 return self.spool
         return None
 
-    def _is_spool(self, descriptor: int) -> bool:
+    def is_whole(self) -> bool:
+        return self.is_captured and self.is_spool(self.index + 1) and os.fstat(self.spool).st_nlink > 0
+
+    def is_spool(self, descriptor: int) -> bool:
         status = os.fstat(descriptor)
         return (status.st_dev, status.st_ino) == self._identity
 
@@ -264,9 +265,8 @@ def capture(folder: Path, *, conductor: str, has_page: bool = True) -> int | Non
         if page is not None:
             spool.make_folder(folder)
             made.callback(page.unlink, missing_ok=True)
-        process = attribution.ProcessAttribution(
-            (-1, -1), page
-        )  # before the spools: their reader looks for its page
+        # before the spools: their reader looks for its page
+        process = attribution.ProcessAttribution((-1, -1), page)
         spools = []
         for suffix in SUFFIXES:
             spools.append(spool.create(folder, stem, suffix))
@@ -284,6 +284,13 @@ def capture(folder: Path, *, conductor: str, has_page: bool = True) -> int | Non
     attribution.use(process)
     _place = (str(folder), conductor)
     return former
+
+
+def goes_to(folder: Path, *, conductor: str) -> bool:
+    """Whether the output is captured there, and user code has left it so."""
+    with contextlib.suppress(OSError):
+        return _place == (str(folder), conductor) and all(map(Output.is_whole, _outputs))
+    return False
 
 
 def for_child() -> dict[str, str]:

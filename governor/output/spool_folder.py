@@ -66,4 +66,5 @@ class SpoolFolder:
                 continue
             if not name.startswith(".") and path.suffix[1:] in spool.STREAMS:
                 with contextlib.suppress(OSError, ValueError):  # ValueError: no name of ours
-                    self._readers[name] = SpoolReader(path, **self._rates)
+                    reader = self._readers[name] = SpoolReader(path, **self._rates)
+                    reader.idle_seconds = 0.0  # the last words of a process that was killed are not late

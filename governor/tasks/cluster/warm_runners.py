@@ -103,6 +103,8 @@ class WarmRunners:
         self._until: dict[IdleRunner, float] = {}
         """The end of each one's idle time, in seconds of the monotonic clock."""
         self._thread: threading.Thread | None = None
+        self._looks_at = 0.0
+        """The moment to which the thread waits."""
         self._is_registered = False
         self._is_closed = False
 
@@ -116,11 +118,12 @@ class WarmRunners:
         with self._changed:
             if not self._is_open():
                 return False
-            self._until[runner] = time.monotonic() + seconds
+            self._until[runner] = until = time.monotonic() + seconds
             if self._thread is None:
                 self._thread = threading.Thread(target=self._end_late, name="tasks.warm", daemon=True)
                 self._thread.start()
-            self._changed.notify()
+            elif until < self._looks_at:
+                self._changed.notify()
         return True
 
     def take(self, *, worker: str, import_path: tuple[str, ...]) -> IdleRunner | None:
@@ -136,7 +139,6 @@ class WarmRunners:
                     found = runner
                     break
                 dead.append(runner)
-            self._changed.notify()
         end_all(dead)
         return found
 
@@ -176,7 +178,7 @@ class WarmRunners:
         self.end()
 
     def _end_late(self) -> None:
-        """In the thread, which ends with the last one."""
+        """In the thread, which ends at the first look without any."""
         while True:
             with self._changed:
                 now = time.monotonic()
@@ -187,7 +189,8 @@ class WarmRunners:
                     if not self._until:
                         self._thread = None
                         return
-                    self._changed.wait(min(min(self._until.values()) - now, LOOK_SECONDS))
+                    self._looks_at = min(*self._until.values(), now + LOOK_SECONDS)
+                    self._changed.wait(self._looks_at - now)
             try:
                 end_all(late)
             except Exception:  # the thread goes on: others wait for it

@@ -137,7 +137,8 @@ class Begun(_AttemptReport, frozen=True):
 
 class Over(_AttemptReport, frozen=True):
     """The callable has returned or raised; `error` is one line and empty for a success. `at` is the runner's clock.
-    `dropped`: the attempt was cancelled, and its other runs are not executed.
+    `dropped`: the attempt was cancelled, and its other runs are not executed. `leaves_processes`: it is the last of a bundle, and
+    there are processes below the runner.
     """
 
     run: int
@@ -150,6 +151,7 @@ class Over(_AttemptReport, frozen=True):
     metrics: dict[str, float] = {}
     payload: bytes = b""
     dropped: bool = False
+    leaves_processes: bool = False
 
 
 class Leaving(_Message, frozen=True):

@@ -15,10 +15,12 @@ import reprlib
 import sys
 import sysconfig
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from importlib import import_module
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final
+
+from governor.failures import OURS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -43,9 +45,9 @@ def is_loaded(call: str) -> bool:
 
 def changed_since(moment: float) -> bool:
     """Whether a file of a module that is imported here was changed after this moment (seconds since the epoch). Not of the
-    standard library and of installed packages.
+    standard library, of installed packages, and of our own, which the driver has imported as well.
     """
-    installed = tuple(sysconfig.get_path(kind) + os.sep for kind in _INSTALLED)
+    installed = _folders_of_libraries()
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and not file.startswith(installed):
@@ -56,6 +58,11 @@ def changed_since(moment: float) -> bool:
                 ):  # a copy may have the older time of its original
                     return True
     return False
+
+
+@cache
+def _folders_of_libraries() -> tuple[str, ...]:
+    return (*(sysconfig.get_path(kind) + os.sep for kind in _INSTALLED), *OURS)
 
 
 @lru_cache(maxsize=256)
@@ -82,6 +89,12 @@ def require_callable(thing: Any, name: str | None = None) -> None:
         raise TypeError(
             f"{name or brief(thing)} is a {type(thing).__name__}, which cannot be called and has no run() or arun()"
         )
+
+
+def runs_by_class(thing: Any) -> bool:
+    """Whether another object of its class can be called, too, whatever its attributes are."""
+    kind = type(thing)
+    return not isinstance(thing, type | partial) and isinstance(getattr(kind, "run", None), FunctionType)
 
 
 def lacks_run(thing: Any) -> bool:

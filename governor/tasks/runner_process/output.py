@@ -41,8 +41,11 @@ class RunnerOutput:
         self._names_functions = not driver.conductor
         node: Any = ray._private.worker._global_node  # noqa: SLF001  # its only place
         folder = driver.spools if is_here else f"{node.get_session_dir_path()}/governor-{driver.marker[1:]}"
+        conductor = driver.conductor or "script"
+        if capture.goes_to(Path(folder), conductor=conductor):
+            return "" if is_here else folder
         try:
-            former = capture.capture(Path(folder), conductor=driver.conductor or "script")
+            former = capture.capture(Path(folder), conductor=conductor)
         except OSError as error:  # a full disk
             sys.stderr.write(f"what tasks print cannot be collected: {error}\n")
             return ""

@@ -63,6 +63,8 @@ if TYPE_CHECKING:
 Loaded: TypeAlias = tuple[Any, Any]
 """The callable of a task and its arguments."""
 ERROR_LENGTH: Final = 1500
+_WALL: Final = 0x40000000
+"""Of `waitid`, from <linux/wait.h>: children of any kind."""
 
 
 class Runner:
@@ -107,6 +109,8 @@ class Serving:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._cancellation.listen()
         self._mark = kill_tree.mark_self(mark)
+        self._identity = ProcessIdentity.of(self._pid)
+        self._node = ray.get_runtime_context().get_node_id()
         sock = _connect(first)
         self._reports = RunnerReports(sock, self._cancellation)
         self._leave = os._exit
@@ -120,7 +124,7 @@ class Serving:
                 driver = self._serve_driver(driver, is_stale=is_stale)
                 self._loaded.clear()
                 self._cancellation.reset()
-                is_stale = calls.changed_since(self._began)
+                is_stale = calls.changed_since(self._began) or _has_children()
                 self._reports.begin_attempt(0)  # threads that are left have nothing to say to another driver
                 sock, self._reports.sock = self._reports.sock, _connect(driver)
                 sock.close()
@@ -140,9 +144,9 @@ class Serving:
             Hello(
                 secret=driver.secret,
                 runner=driver.runner,
-                identity=ProcessIdentity.of(self._pid),
+                identity=self._identity,
                 mark=self._mark,
-                node=ray.get_runtime_context().get_node_id(),
+                node=self._node,
                 host=socket.gethostname(),
                 ticket_pipe=self._ticket_pipe[0],
                 cancel_pipe=self._cancellation.pipe,
@@ -173,6 +177,8 @@ class Serving:
             over = self._attempt(work_items[TICKET.unpack(claim)[0]], over)
             self._cancellation.listen()
         self._output.end()
+        if over and _has_children():
+            over[-1] = msgspec.structs.replace(over[-1], leaves_processes=True)
         self._reports.send(*over)
 
     def _attempt(self, work: WorkItem, over: list[FromRunner]) -> list[FromRunner]:
@@ -350,6 +356,15 @@ def _connect(driver: Serve) -> socket.socket:
     remote.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     keep_alive(remote)
     return remote
+
+
+def _has_children() -> bool:
+    """Also of its threads, and those that were adopted; whether they run or have exited."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT | _WALL)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _copy(plain: Any) -> Any:

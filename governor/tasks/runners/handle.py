@@ -24,6 +24,7 @@ from governor.episodes.entries import call_in_loop
 from governor.processes import kill_tree
 from governor.tasks.cluster.cluster import demand
 from governor.tasks.cluster.warm_runners import ActorCall, IdleRunner
+from governor.tasks.protocol.ticket_pipe import RunnerControl
 from governor.tasks.runners.process import LocalProcess
 from governor.tasks.runners.states import Action, Cause, RunnerState, step
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from governor.tasks.cluster.cluster import Cluster
+    from governor.tasks.protocol.wire import Hello
     from governor.tasks.runners.process import RunnerProcess
     from governor.tasks.scheduling.events import Shape
 
@@ -102,6 +104,13 @@ class RunnerHandle:
         """
         self._actor, self._call_of_actor = actor, call
         call.follow(lambda outcome: call_in_loop(self._loop, partial(self._call_ended, outcome)))
+
+    def control_of(self, hello: Hello) -> RunnerControl:
+        """For a process of this machine that has connected: one that was kept is known."""
+        if self.kept is None or self.kept.pid != hello.pid or self.state is not RunnerState.STARTING:
+            return RunnerControl(hello)
+        control, self.kept = self.kept.control, None
+        return control
 
     def connect(self, process: RunnerProcess) -> bool:
         """Whether it is ready; else it is to be killed, or has exited."""

@@ -24,7 +24,7 @@ from governor import logs
 from governor.processes import kill_tree
 from governor.tasks.cluster.warm_runners import ActorCall
 from governor.tasks.protocol import ticket_pipe
-from governor.tasks.protocol.wire import REPORTS, Bundle, Hello, Leaving, Over, Serve, WorkItem
+from governor.tasks.protocol.wire import REPORTS, Bundle, Hello, Leaving, Serve, WorkItem
 from governor.tasks.runner_process import settings
 from governor.tasks.runner_process.runner import Runner
 from governor.tasks.runner_process.settings import RunnerSettings
@@ -282,6 +282,7 @@ class Runners:
             "on_revoked": partial(self._revoked, handle.id),
         }
         if connection.local and connection.peer_pid() == hello.pid:
+            known["control"] = handle.control_of(hello)
             try:
                 process = LocalProcess(**known, on_exit=partial(handle.end, Cause.EXITED))
             except OSError:
@@ -358,7 +359,7 @@ class Runners:
     def _on_documents(self, process: RunnerProcess, documents: list[FromRunner]) -> None:
         """Receives the documents of one read; those of remote runners get our time before they may have to wait."""
         documents = process.in_our_clock(documents)
-        process.runs_left -= sum(type(each) is Over for each in documents)
+        process.count(documents)
         if process.runs_left >= MANY_RUNS:
             process.connection.rest()
         if process.file_receiver is None:
@@ -394,7 +395,6 @@ def _send(process: RunnerProcess, work_items: Sequence[WorkItem]) -> None:
     try:
         process.connection.send([Bundle(list(work_items))])
     except Exception as error:  # noqa: BLE001  # whatever encoding raises: nothing was sent
-        log.warning(
-            "runner.send_failed", runner=process.hello.runner, reason=f"{type(error).__name__}: {error}"
-        )
+        reason = f"{type(error).__name__}: {error}"
+        log.warning("runner.send_failed", runner=process.hello.runner, reason=reason)
         process.connection.send([Bundle(list(map(remote_files.sendable, work_items)))])

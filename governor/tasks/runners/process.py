@@ -14,7 +14,6 @@ import msgspec
 from governor import logs
 from governor.processes import kill_tree
 from governor.processes.readiness import readable
-from governor.tasks.protocol.ticket_pipe import RunnerControl
 from governor.tasks.protocol.wire import Begun, Over
 from governor.tasks.runners.states import RunnerState
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from governor.tasks.cluster.cluster import Cluster
     from governor.tasks.ports import TrackTask
+    from governor.tasks.protocol.ticket_pipe import RunnerControl
     from governor.tasks.protocol.wire import FromRunner, Hello
     from governor.tasks.runners.channel import RunnerConnection
     from governor.tasks.runners.remote_files import FileReceiver
@@ -48,6 +48,7 @@ class _ConnectedProcess(ABC):
         track: runs a coroutine until it has ended. on_revoked: called with the tickets that were taken back, or with None
             if that is not known. file_receiver: for a runner that does not see the run's folder. exit_code: that of an
             `os._exit` of user code. lost: whether its node was lost. runs_left: about so many runs of what it was sent have not ended.
+            leaves_processes: whether its last bundle has.
     """
 
     connection: RunnerConnection
@@ -58,7 +59,14 @@ class _ConnectedProcess(ABC):
     exit_code: int | None = None
     lost: bool = False
     runs_left: int = 0
+    leaves_processes: bool = False
     _calls: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def count(self, documents: list[FromRunner]) -> None:
+        """Of one read."""
+        self.runs_left -= sum(type(each) is Over for each in documents)
+        last = documents[-1]
+        self.leaves_processes = type(last) is Over and last.leaves_processes
 
     def close(self) -> None:
         """Delivers what it has written before its exit, and cancels pending calls: they are about a runner that has exited."""
@@ -87,29 +95,29 @@ class _ConnectedProcess(ABC):
 
 @dataclass(kw_only=True, eq=False)
 class LocalProcess(_ConnectedProcess):
-    """A runner on this machine: its pidfd and its ticket pipe. Raises OSError if it has exited."""
+    """A runner on this machine, with what controls it. Raises OSError if it has exited."""
 
     state: ClassVar = RunnerState.LOCAL
+    control: RunnerControl
     on_exit: Callable[[], None]
     _signalling: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
-        self._control = control = RunnerControl(self.hello)
-        if control.pidfd is None or control.tickets is None:
-            control.close()
+        if self.control.pidfd is None or self.control.tickets is None:
+            self.control.close()
             raise ProcessLookupError(self.hello.pid)
-        self._pidfd = control.pidfd
+        self._pidfd = self.control.pidfd
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._pidfd, self._exited)
 
     def take_back(self) -> None:
         """Calls `on_revoked` at once."""
-        self.on_revoked(self._control.take_back())
+        self.on_revoked(self.control.take_back())
 
     def cancel(self, ticket: int) -> None:
         """Takes back first: attempts behind the cancelled one must not begin."""
         self.take_back()
-        self._control.cancel(ticket)
+        self.control.cancel(ticket)
         if self._signalling is not None:  # one of them sees to all requests
             self._signalling.cancel()
         self._signalling = self._start_call(self._signal_until_read())
@@ -120,7 +128,7 @@ class LocalProcess(_ConnectedProcess):
         """
         self._loop.remove_reader(self._pidfd)
         try:
-            return await self._loop.run_in_executor(_THREADS, self._control.kill_tree)
+            return await self._loop.run_in_executor(_THREADS, self.control.kill_tree)
         except OSError as error:  # no descriptors are left to look at the tree
             log.exception("runner.kill_unverified", runner=self.hello.runner, reason=str(error))
             return None
@@ -136,22 +144,26 @@ class LocalProcess(_ConnectedProcess):
         """Lets go of it: what controls it from now on. None if it is not fit for another driver: it has left processes behind,
         or is still being told or asked something.
         """
-        if self._calls or kill_tree.descendants(self.hello.pid) or (sock := self.connection.detach()) is None:
+        if (
+            self._calls
+            or (self.leaves_processes and kill_tree.descendants(self.hello.pid))
+            or (sock := self.connection.detach()) is None
+        ):
             return None
         self._loop.remove_reader(self._pidfd)
-        return self._control, sock
+        return self.control, sock
 
     def close(self) -> None:
         super().close()
         self._loop.remove_reader(self._pidfd)
-        self._control.close()
+        self.control.close()
 
     def _exited(self) -> None:
         self._loop.remove_reader(self._pidfd)
         self.on_exit()
 
     async def _signal_again(self) -> bool:
-        return self._control.cancel()
+        return self.control.cancel()
 
 
 @dataclass(kw_only=True, eq=False)

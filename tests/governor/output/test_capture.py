@@ -232,6 +232,30 @@ print("free")
     assert (said(tmp_path / "one"), said(tmp_path / "two")) == (["first"], ["logged", "second", "sub"])
 
 
+@pytest.mark.parametrize(
+    ("deed", "there"),
+    [
+        ("pass", True),
+        ("os.close(1)", False),
+        ("os.dup2(os.open(os.devnull, os.O_WRONLY), 2)", False),
+        ("[path.unlink() for path in folder.iterdir()]", False),
+        ("capture.release(former)", False),
+    ],
+)
+def test_a_process_whose_output_goes_there_needs_no_other_spools(tmp_path, deed, there):
+    process = started(
+        tmp_path,
+        f"""
+folder = Path({str(tmp_path)!r})
+{deed}
+found = [capture.goes_to(folder, conductor=name) for name in ("agent.walker", "b")]
+found.append(capture.goes_to(folder / "x", conductor="agent.walker"))
+os.write(former, repr(found).encode())
+""",
+    )
+    assert process.communicate()[1] == repr([there, False, False]).encode()
+
+
 def test_a_full_disk_loses_lines_which_are_counted_and_raises_nothing(tmp_path):
     process = started(
         tmp_path,

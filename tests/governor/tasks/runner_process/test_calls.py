@@ -111,6 +111,13 @@ def test_a_copy_with_the_time_of_its_original_is_a_change(monkeypatch, tmp_path)
     assert not calls.changed_since(file.stat().st_ctime)
 
 
+def test_our_own_code_is_that_of_the_driver(monkeypatch, tmp_path):
+    module_of(monkeypatch, calls.__file__)
+    assert not calls.changed_since(0.0)
+    module_of(monkeypatch, __file__)
+    assert calls.changed_since(0.0)
+
+
 @pytest.mark.parametrize(
     ("folder", "changes"), [("data", True), ("purelib", False), ("purelib-of-mine", True)]
 )
@@ -118,7 +125,7 @@ def test_code_in_the_virtual_environment_is_not_all_installed(monkeypatch, tmp_p
     paths = {name: str(tmp_path / name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     paths["data"] = str(tmp_path)
     monkeypatch.setattr(calls.sysconfig, "get_path", paths.__getitem__)
-    monkeypatch.setattr(calls.sysconfig, "get_paths", lambda: paths)
+    monkeypatch.setattr(calls, "_folders_of_libraries", calls._folders_of_libraries.__wrapped__)
     file = tmp_path / folder / "mine.py"
     file.parent.mkdir()
     file.touch()
