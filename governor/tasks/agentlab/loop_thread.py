@@ -73,9 +73,14 @@ class LoopThread:
                 work.close()
 
     def _in_loop(self, function: Callable[[], object]) -> None:
-        """Without waiting for it. Does nothing when the loop is closed."""
+        """Without waiting for it, and not before the caller has returned. Does nothing when the loop is closed."""
+        call = (
+            self._loop.call_soon
+            if threading.current_thread() is self._thread
+            else self._loop.call_soon_threadsafe
+        )
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(function)
+            call(function)
 
     def _end_thread(self) -> None:
         """Returns when the thread has ended. Whoever still waits gets RuntimeError."""

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 CLOSED: Final = "its session was closed"
 SETTLE_SECONDS: Final = 1.0
+RELEASE_SECONDS: Final = 0.05
+"""Between two calls into Ray's thread to release what nobody will fetch again."""
 REST_SECONDS: Final = 1.0
 """Without a task of `run_exp.remote`; then its runners are any caller's."""
 Submitted: TypeAlias = "tuple[TaskSpec, TaskRef, Sequence[TaskRef | Future[TaskRecord]], PackBuilder]"
@@ -384,6 +386,7 @@ class GraphSession(LoopThread):
     async def _tell_released(self, driver: Driver) -> None:
         """All that were released meanwhile in one call into Ray's thread."""
         try:
+            await asyncio.sleep(RELEASE_SECONDS)
             while self._released and self._driver is not None:
                 names, self._released = self._released, []
                 await driver.cluster.call(partial(driver.pickle_store.release_names, names))
