@@ -78,7 +78,8 @@ class Interactor:
         `episode_timeout` an episode.
 
         `chat_model` is used instead of a ChatModel made from `base_url_provider`, `api_key`, `model` and `temperature`; the
-        caller closes it. `on_record` is called with each record before the actor is released to the pool.
+        caller closes it. `on_record` is called with each record before the actor is released to the pool; nothing is kept of an
+        ended episode then, in `episodes` or in the answer.
         `info`: keys of `info` with what an episode gets of them (``last``, ``mean``, ``sum``, ``min``, ``max``), or ``all``.
         """
         if max_steps < 1 or (max_workers is not None and max_workers < 1):
@@ -191,7 +192,6 @@ class Interactor:
 
     def _report(self, episode: TextEpisode) -> None:
         record = episode.record
-        self.episodes.append(record)
         log.debug(
             "episode.ended",
             episode=record.key,
@@ -199,7 +199,9 @@ class Interactor:
             reason=record.reason,
             steps=record.steps,
         )
-        if self._on_record is not None:
+        if self._on_record is None:
+            self.episodes.append(record)
+        else:
             self._on_record(episode.actor, record)
 
     async def _release(self, episode: TextEpisode) -> None:

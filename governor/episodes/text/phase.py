@@ -34,7 +34,7 @@ from governor.failures import reason_of
 from governor.index_ranges import IndexRanges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from governor.episodes.simulation import Simulation
     from governor.episodes.text.actor_pool import ActorHandle
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 
 CALL_SECONDS: Final = 30.0
 """Timeout of a call of an environment in Python, if the phase has no `episode_timeout`."""
+
+LAST_START: Final = (1 << 63) - 1
+"""No session starts so late."""
 
 
 class TextPhase:
@@ -59,8 +62,8 @@ class TextPhase:
         self._folder = Path(simulation.spec.run_folder)
         self._environment: Made = command.made_environment
         self._agent = command.made_agents[0]
-        self._played_sessions: dict[int, str] = {}
-        """The session id of each episode that this process has recorded."""
+        self._manager: DataManager | None = None
+        """That of the episodes of this process."""
 
     async def run(self) -> None:
         """Runs from the first episode to `PartEnded`; for the event loop of the conductor."""
@@ -77,24 +80,35 @@ class TextPhase:
             loop.close()
 
     def _counted(self, check: Callable[[], None]) -> IndexRanges:
-        """The start times, in microseconds, of the sessions that count."""
+        """The start times, in microseconds, of the sessions that count: all but those that were interrupted, which are few.
+
+        Of an episode of an earlier process the last session counts, else the one of this process.
+        """
+        earlier, manager = self._simulation.command.done.ended, self._manager
+        found, left_out = IndexRanges(), IndexRanges()
         last: dict[int, int] = {}
-        found = trajectories.tables(self._folder, self._simulation.command.name)
-        for table in found[1] if found is not None else ():
+        for index, started, session in self._sessions(check):
+            if index not in earlier and (manager is None or not manager.made(session)):
+                left_out.add(started)
+            elif not found.add(index):
+                last[index] = started
+        for index, started, _ in self._sessions(check) if last else ():
+            if last.get(index, started) != started:
+                left_out.add(started)
+        return IndexRanges([0, *left_out.bounds, LAST_START])
+
+    def _sessions(self, check: Callable[[], None]) -> Iterator[tuple[int, int, str]]:
+        """Episode, start and id of each session on record, in the order of their starts."""
+        before = None
+        recorded = trajectories.tables(self._folder, self._simulation.command.name)
+        for table in recorded[1] if recorded is not None else ():
             check()
-            rows = pa.table(
-                {
-                    "episode": table["episode"],
-                    "session": table["session"],
-                    "started": table["started"].cast(pa.int64()),
-                }
-            )
-            for one in rows.group_by(rows.column_names).aggregate([]).to_pylist():
-                index = one["episode"]
-                earlier = index in self._simulation.command.done.ended
-                if earlier or self._played_sessions.get(index) == one["session"]:
-                    last[index] = max(last.get(index, 0), one["started"])
-        return IndexRanges.of(sorted(last.values()))
+            rows = table.select(["episode", "started", "session"])
+            rows = rows.set_column(1, "started", rows["started"].cast(pa.int64()))
+            for one in rows.group_by(rows.column_names, use_threads=False).aggregate([]).to_pylist():
+                if one["session"] != before:
+                    before = one["session"]
+                    yield one["episode"], one["started"], before
 
     async def _play(self, loop: asyncio.AbstractEventLoop) -> None:
         """Plays the phase. Raises GovernorError if it cannot continue."""
@@ -124,7 +138,7 @@ class TextPhase:
                 pool.ended(actor, record)
 
             reports.phase = command.name
-            manager = DataManager(self._folder, phase=command.name)
+            self._manager = manager = DataManager(self._folder, phase=command.name)
             stack.callback(manager.close)
             interactor = Interactor(
                 pool,
@@ -146,7 +160,6 @@ class TextPhase:
                 await self._until_stopped(loop.create_task(interactor.run_all_environments()))
             finally:
                 await pool.wait_acknowledged()  # no callback may reach a closed loop
-                self._played_sessions |= pool.sessions
                 usage.save()
                 self._simulation.figures |= _figures(usage.sums)
 

@@ -47,8 +47,6 @@ class PhasePool(ActorPool):
             pool_size=simulation.command.workers,
             acquire_timeout=acquire_timeout,
         )
-        self.sessions: dict[int, str] = {}
-        """The session id of each episode that was played here."""
         self._simulation = simulation
         self._id_of = id_of
         self._ids_in_use: set[str] = set()
@@ -106,7 +104,6 @@ class PhasePool(ActorPool):
             traceback=traceback_of(record.reason),
             metrics=record.metrics,
         )
-        self.sessions[index] = record.session_id
         try:
             reported = asyncio.wrap_future(self._simulation.ended(episode))
         except OSError as error:

@@ -76,6 +76,7 @@ class DataManager:
         self._stream = Stream(folder, phase=phase, worker=worker, schema=SCHEMA)
         self._lock = threading.Lock()
         self._last_start = 0
+        self._prefix = uuid4().hex[:16]
 
     def create_session(
         self,
@@ -96,7 +97,12 @@ class DataManager:
             llm_model=None if llm_model is None else _text(llm_model),
             started=started,
             episode=episode,
+            id=f"{self._prefix}{started:016x}",
         )
+
+    def made(self, session: str) -> bool:
+        """Whether the session with this id is of this manager, not of another one in the same folder."""
+        return session.startswith(self._prefix)
 
     def record_step(
         self,

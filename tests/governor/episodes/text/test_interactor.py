@@ -317,7 +317,8 @@ async def test_after_aclose_neither_an_environment_nor_the_model_is_asked(stage)
     assert (len(stage.world.asked), stage.world.steps["walk_2"]) == (asked, [])
 
 
-async def test_memory_is_flat_over_many_episodes():
+@pytest.mark.parametrize("on_record", [None, lambda actor, record: None])
+async def test_memory_is_flat_over_many_episodes(on_record):
     async def make_endpoint():
         return EnvironmentEndpoint("inproc", None, Walk())
 
@@ -335,11 +336,14 @@ async def test_memory_is_flat_over_many_episodes():
             if number in {1000, 2000}:
                 gc.collect()
                 marks[number] = tracemalloc.get_traced_memory()[0]
-                interactor.episodes.clear()  # records are the result: what else grows is a leak
+                if on_record is None:
+                    interactor.episodes.clear()  # records are the result: what else grows is a leak
             yield "lake", str(number), "g"
 
     pool = ActorPool(tasks(), make_endpoint, pool_size=8)
-    interactor = Interactor(pool, StaticBaseURLProvider("http://x"), "k", "m", Nothing(), chat_model=Parrot())
+    interactor = Interactor(
+        pool, StaticBaseURLProvider("http://x"), "k", "m", Nothing(), chat_model=Parrot(), on_record=on_record
+    )
     tracemalloc.start()
     try:
         await interactor.run_all_environments()

@@ -1,12 +1,16 @@
 """A language model plays the phase of a run: real servers, real processes, the simulation's own records."""
 
 import asyncio
+import gc
 import json
 
 import pandas as pd
 import pytest
 
 from governor.cli.rendering import exports
+from governor.episodes.text.episode import TextEpisodeRecord
+from governor.episodes.text.sessions import DataManager
+from governor.episodes.trajectories import Conversion
 from governor.messages import (
     Done,
     EpisodeEnded,
@@ -263,3 +267,62 @@ async def test_what_an_earlier_life_broke_off_does_not_count(harness, world, nam
     assert len(list((harness.folder / "run/episodes").glob("*.arrow"))) == 1
     await play(harness, world, name, incarnation=2, **more)
     assert steps_of(harness).step_id.tolist() == kept
+
+
+# cost of many episodes
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """The ranges of the sessions that count, as each phase has found them."""
+    found = []
+    finish = Conversion.finish
+
+    def noted(self, episodes=None):
+        found.append(episodes.ranges)
+        return finish(self, episodes)
+
+    monkeypatch.setattr(Conversion, "finish", noted)
+    return found
+
+
+async def test_what_is_kept_does_not_grow_with_the_episodes(harness, world, counted):
+    kept = []
+
+    async def gate(body):
+        gc.collect()
+        kept.append(sum(isinstance(one, TextEpisodeRecord) for one in gc.get_objects()))
+
+    world.length, world.gate = 1, gate
+    records, _ = await play(harness, world, episodes=40, workers=2)
+    assert len(records) == 40
+    assert max(kept) <= 4
+    assert list(map(len, counted)) == [1]
+
+
+def session_of(folder, episode, *, steps, ended=True):
+    """Of a process of its own, as it leaves it."""
+    manager = DataManager(folder, phase="train")
+    session = manager.create_session(env_id=str(episode), env_name="walk", episode=episode)
+    for step in range(1, steps + 1):
+        manager.record_step(
+            session=session, step_id=step, messages=[], response="go", step_reward=1.0, env_state=None,
+            terminated=ended and step == steps, truncated=False, is_trainable=True,
+        )  # fmt: skip
+    if ended:
+        manager.end_session(session, outcome="terminated")
+    manager.close()
+
+
+async def test_of_several_sessions_of_an_episode_the_last_counts_and_only_the_others_are_listed(
+    harness, world, counted
+):
+    run = harness.folder / "run"
+    for steps in (5, 4, 2):  # two ended, were not acknowledged, and were played again
+        session_of(run, 1, steps=steps)
+    session_of(run, 2, steps=7, ended=False)
+    await play(harness, world, episodes=30, done=(GOOD,), incarnation=2)
+    steps = steps_of(harness).groupby("episode").size()
+    assert steps.to_dict() == {**dict.fromkeys(range(30), 3), 1: 2}
+    (ranges,) = counted
+    assert len(ranges) == 4
