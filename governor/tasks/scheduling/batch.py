@@ -104,12 +104,13 @@ class TaskNode:
             return range(begin, end)
         return [run for run in range(begin, end) if not ended[run]]
 
-    def each_unended(self, begin: int = 0) -> Iterator[int]:
-        """The runs from `begin` on without an outcome, as it is when each is asked for."""
-        run = self.next_unended(begin, self.spec.repeat)
+    def each_unended(self, begin: int = 0, end: int | None = None) -> Iterator[int]:
+        """The runs from `begin` on, below `end`, without an outcome, as it is when each is asked for."""
+        end = self.spec.repeat if end is None else end
+        run = self.next_unended(begin, end)
         while run is not None:
             yield run
-            run = self.next_unended(run + 1, self.spec.repeat)
+            run = self.next_unended(run + 1, end)
 
 
 class SubTask(msgspec.Struct, eq=False):
@@ -203,6 +204,8 @@ class Batch:
         """Tasks that are ready once the batch is released."""
         self.at_work: dict[int, tuple[RunnerSlot, Job]] = {}
         """Its attempts on runners, by ticket."""
+        self.closing: set[SubTask] = set()
+        """Sub-tasks on no runner whose runs are being ended, or prepared for a retry, in portions."""
         self._resumed = bool(spec.done or spec.ended)
         for name, ended in spec.ended.items():
             if name in self.nodes:
@@ -246,14 +249,22 @@ class Batch:
         return None, self._unblock(node) if node.left == 0 and node.failure is None else []
 
     def cancel(self, *, error: str) -> Iterator[TaskRecord]:
-        """Cancels the runs that have not ended and are not on a runner, one when each is asked for."""
+        """Cancels the runs that have not ended, are not on a runner, and are not being ended, one when each is asked for."""
         self.withdrawn, self.held = True, []
-        kept = {(job.subtask.node, run) for _, job in self.at_work.values() for run in job.subtask.missing}
-        return chain.from_iterable(self._cancel(node, kept, error) for node in self.nodes.values())
+        kept: dict[TaskNode, bytearray] = {}
+        for subtask in (*self.closing, *(job.subtask for _, job in self.at_work.values())):
+            node, runs = subtask.node, subtask.runs
+            marks = kept.setdefault(node, bytearray(node.spec.repeat))
+            if isinstance(runs, range):
+                marks[runs.start : runs.stop] = b"\1" * len(runs)
+            else:
+                for run in runs:
+                    marks[run] = 1
+        return chain.from_iterable(self._cancel(node, kept.get(node), error) for node in self.nodes.values())
 
-    def _cancel(self, node: TaskNode, kept: set[tuple[TaskNode, int]], error: str) -> Iterator[TaskRecord]:
+    def _cancel(self, node: TaskNode, kept: bytearray | None, error: str) -> Iterator[TaskRecord]:
         for run in node.each_unended() if node.left else ():
-            if (node, run) not in kept:
+            if kept is None or not kept[run]:
                 record = TaskRecord(task=node.spec.id, run=run, outcome="cancelled", error=error)
                 self._enter(node, record)
                 yield record

@@ -130,6 +130,8 @@ class Core:
 
     def _withdraw(self, batch: Batch, error: str, *, gentle: bool) -> None:
         """Cancels waiting runs at once, and those on a runner when it has stopped them."""
+        for subtask in batch.closing:
+            subtask.withdrawn = error
         for slot, job in batch.at_work.values():
             job.subtask.withdrawn = error
             if slot.state == "working" and job is slot.jobs[0]:

@@ -296,7 +296,7 @@ async def test_what_is_kept_does_not_grow_with_the_episodes(harness, world, coun
     world.length, world.gate = 1, gate
     records, _ = await play(harness, world, episodes=40, workers=2)
     assert len(records) == 40
-    assert max(kept) <= 4
+    assert max(kept) <= kept[0] + 4  # of other tests some may be left
     assert list(map(len, counted)) == [1]
 
 
