@@ -13,7 +13,7 @@ Rules:
 from __future__ import annotations
 
 import math
-from itertools import chain
+from itertools import chain, compress
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 LaneKey: TypeAlias = tuple[int, tuple[float, int], bool, int]
 _NO_VALUE: Final = Input()
+_NOT: Final = bytes.maketrans(b"\0\1", b"\1\0")
 
 
 class TaskNode:
@@ -102,7 +103,7 @@ class TaskNode:
             return ()
         if ended is None or ended.find(1, begin, end) < 0:
             return range(begin, end)
-        return [run for run in range(begin, end) if not ended[run]]
+        return tuple(compress(range(begin, end), ended[begin:end].translate(_NOT)))
 
     def each_unended(self, begin: int = 0, end: int | None = None) -> Iterator[int]:
         """The runs from `begin` on, below `end`, without an outcome, as it is when each is asked for."""
@@ -150,8 +151,13 @@ class SubTask(msgspec.Struct, eq=False):
     def missing(self) -> tuple[int, ...]:
         """The runs without an outcome. Takes as long as the last attempt has runs."""
         if self.unended < len(self.runs):
-            self.runs = [run for run in self.runs if not self.node.ended(run)]
+            self.runs = self.node.unended(*self.bounds)
         return tuple(self.runs)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The first of `runs` and the one behind the last. All runs without an outcome between them are of this sub-task."""
+        return (self.runs[0], self.runs[-1] + 1) if self.runs else (0, 0)
 
 
 class FreshRuns(msgspec.Struct, eq=False):
@@ -248,26 +254,31 @@ class Batch:
             return (None if has_failed else self._spread(node, record)), []
         return None, self._unblock(node) if node.left == 0 and node.failure is None else []
 
-    def cancel(self, *, error: str) -> Iterator[TaskRecord]:
-        """Cancels the runs that have not ended, are not on a runner, and are not being ended, one when each is asked for."""
+    def cancel(self, *, error: str) -> Iterator[TaskRecord | None]:
+        """Cancels the runs that have not ended, are not on a runner, and are not being ended, one when each is asked for; None
+        for each row of others.
+        """
         self.withdrawn, self.held = True, []
         kept: dict[TaskNode, bytearray] = {}
         for subtask in (*self.closing, *(job.subtask for _, job in self.at_work.values())):
-            node, runs = subtask.node, subtask.runs
-            marks = kept.setdefault(node, bytearray(node.spec.repeat))
-            if isinstance(runs, range):
-                marks[runs.start : runs.stop] = b"\1" * len(runs)
-            else:
-                for run in runs:
-                    marks[run] = 1
+            marks = kept.setdefault(subtask.node, bytearray(subtask.node.spec.repeat))
+            begin, end = subtask.bounds
+            marks[begin:end] = b"\1" * (end - begin)
         return chain.from_iterable(self._cancel(node, kept.get(node), error) for node in self.nodes.values())
 
-    def _cancel(self, node: TaskNode, kept: bytearray | None, error: str) -> Iterator[TaskRecord]:
-        for run in node.each_unended() if node.left else ():
+    def _cancel(self, node: TaskNode, kept: bytearray | None, error: str) -> Iterator[TaskRecord | None]:
+        repeat = node.spec.repeat
+        run = node.next_unended(0, repeat)
+        while run is not None:
             if kept is None or not kept[run]:
                 record = TaskRecord(task=node.spec.id, run=run, outcome="cancelled", error=error)
                 self._enter(node, record)
                 yield record
+                run += 1
+            else:
+                yield None
+                run = kept.find(0, run) % (repeat + 1)  # -1 becomes the end
+            run = node.next_unended(run, repeat)
 
     def fail(self, node: TaskNode, begin: int, error: str) -> Iterator[TaskRecord]:
         """Fails the runs of a task from `begin` on, and what depends on it, one when each is asked for."""

@@ -26,14 +26,14 @@ from governor.tasks.scheduling.events import (
 from governor.tasks.scheduling.runner_slots import Job, Termination
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from governor.tasks.api import BatchId
     from governor.tasks.protocol.wire import Over
     from governor.tasks.scheduling.ready_queue import ReadyQueue
 
 PORTION: Final = 4096
-"""Runs that one event ends at most because others have ended, or their batch was cancelled: it may have a million."""
+"""Runs that one event ends at most besides those that it reports: a sub-task or a batch may have a million."""
 RUNS_AHEAD: Final = 256
 """Runs by which a runner may be ahead of its reports that were read."""
 LEAST: Final = 0.001
@@ -57,8 +57,10 @@ class Outcomes:
         self._why_never: dict[Shape, str] = {}
         """Why there can be no runner of a shape."""
         self._orders = count()
-        self._followers: deque[tuple[Batch, Iterator[TaskRecord]]] = deque()
-        """Each enters a run's outcome when it is asked for the next one; one after the other."""
+        self._followers: deque[tuple[Batch, Iterator[object]]] = deque()
+        """Each ends a run when it is asked for the next one; one after the other."""
+        self._at_once = PORTION
+        """Runs of sub-tasks that may end at once before the next `end_followers`."""
 
     def submit(self, spec: BatchSpec, limits: SchedulingLimits | None, *, held: bool) -> None:
         batch = Batch(spec, order=next(self._orders), limits=limits)
@@ -119,23 +121,32 @@ class Outcomes:
 
     def fail(self, job: Job, run: int, termination: Termination) -> None:
         """A run did not succeed: it is retried with the next attempt, or this is its outcome."""
-        attempt, subtask = job.attempt, job.subtask
-        retry_missing = attempt.number <= attempt.task.retries and subtask.left(self.now) > LEAST
-        if termination.retry and not subtask.withdrawn and retry_missing:
+        self._fail(job, run, termination, is_retried=self._is_retried(job, termination))
+
+    def _is_retried(self, job: Job, termination: Termination) -> bool:
+        attempt = job.attempt
+        may_be = attempt.number <= attempt.task.retries and job.subtask.left(self.now) > LEAST
+        return termination.retry and may_be
+
+    def _fail(self, job: Job, run: int, termination: Termination, *, is_retried: bool) -> None:
+        if is_retried and not job.subtask.withdrawn:
             self.effects.append(
-                AttemptEnded(attempt, run, termination.outcome, termination.error, termination.seconds)
+                AttemptEnded(job.attempt, run, termination.outcome, termination.error, termination.seconds)
             )
         else:
-            self._end(subtask, run, termination, attempts=attempt.number)
+            self._end(job.subtask, run, termination, attempts=job.attempt.number)
 
     def close(self, job: Job, termination: Termination) -> None:
         """An attempt was ended by a decision, or by the exit of its runner."""
-        subtask = job.subtask
         self.close_files(job)
-        for run in subtask.missing:
-            if job.failed is None or run not in job.failed:
-                self.fail(job, run, termination)
-        self.retry_missing(subtask, attempts=job.attempt.number)
+        failed = job.failed or ()
+        attempts, is_retried = job.attempt.number, self._is_retried(job, termination)
+
+        def end(run: int) -> None:
+            if run not in failed:
+                self._fail(job, run, termination, is_retried=is_retried)
+
+        self._each_missing(job.subtask, end, then=lambda: self.retry_missing(job.subtask, attempts=attempts))
 
     def close_files(self, job: Job) -> None:
         """An attempt was ended: of all its runs, few can have begun and not ended."""
@@ -171,8 +182,8 @@ class Outcomes:
         self._follow(batch, followers)
 
     def _cancel_missing(self, subtask: SubTask, *, attempts: int) -> None:
-        for run in subtask.missing:
-            self._end(subtask, run, Termination("cancelled", subtask.withdrawn), attempts=attempts)
+        cancelled = Termination("cancelled", subtask.withdrawn)
+        self._each_missing(subtask, lambda run: self._end(subtask, run, cancelled, attempts=attempts))
 
     def _end(self, subtask: SubTask, run: int, termination: Termination, *, attempts: int) -> None:
         subtask.unended -= 1
@@ -214,29 +225,57 @@ class Outcomes:
 
     def _fail_unschedulable(self, subtask: SubTask, why: str) -> None:
         """Fails a sub-task for which there can be no runner, without a retry."""
-        for run in subtask.missing:
-            self._end(subtask, run, Termination("failed", why), attempts=subtask.number - 1)
+        failed, attempts = Termination("failed", why), subtask.number - 1
+        self._each_missing(subtask, lambda run: self._end(subtask, run, failed, attempts=attempts))
 
-    # -- ends that follow from others ------------------------------------------------------------------------
+    # -- many ends -------------------------------------------------------------------------------------------
 
-    def _follow(self, batch: Batch, records: Iterator[TaskRecord]) -> None:
-        self._followers.append((batch, records))
+    def _each_missing(
+        self, subtask: SubTask, end: Callable[[int], None], *, then: Callable[[], None] = lambda: None
+    ) -> None:
+        """Calls `end` for each run without an outcome of a sub-task that is on no runner any more, then `then`: now, or in
+        portions if they are many.
+        """
+        batch = subtask.node.batch
+        batch.closing.add(subtask)
+        steps = self._steps(subtask, end, then)
+        if len(subtask.runs) <= self._at_once:
+            self._at_once -= len(subtask.runs)
+            deque(steps, maxlen=0)
+        else:
+            self._followers.append((batch, steps))
+
+    def _steps(
+        self, subtask: SubTask, end: Callable[[int], None], then: Callable[[], None]
+    ) -> Iterator[object]:
+        for run in subtask.node.each_unended(*subtask.bounds):
+            end(run)
+            yield run
+        subtask.node.batch.closing.discard(subtask)
+        then()
+
+    def _follow(self, batch: Batch, records: Iterator[TaskRecord | None]) -> None:
+        self._followers.append((batch, self._entered(batch, records)))
+
+    def _entered(self, batch: Batch, records: Iterator[TaskRecord | None]) -> Iterator[object]:
+        for record in records:
+            if record is not None:
+                self.effects.append(RunEnded(batch.id, record))
+                self.pending -= 1
+            yield record
 
     @property
     def has_followers(self) -> bool:
         return bool(self._followers)
 
     def end_followers(self) -> bool:
-        """Ends some of the runs whose end follows from that of others, or of their batch, and batches that are over by
-        that; returns whether there are more.
+        """Ends some of the runs whose end follows from that of others, of their attempt or of their batch, and batches that are
+        over by that; returns whether there are more.
         """
-        most = PORTION
+        most = self._at_once = PORTION
         while self._followers and most:
-            batch, records = self._followers[0]
-            some = [RunEnded(batch.id, record) for record in islice(records, most)]
-            self.effects += some
-            self.pending -= len(some)
-            most -= len(some)
+            batch, steps = self._followers[0]
+            most -= sum(1 for _ in islice(steps, most))
             if most:
                 self._followers.popleft()
                 self._check_end(batch)

@@ -13,10 +13,12 @@ from governor.messages import EndedRuns, TaskRecord
 from governor.tasks.protocol.wire import Begun, Input, Over
 from governor.tasks.scheduling.core import Core
 from governor.tasks.scheduling.events import (
+    AttemptEnded,
     BatchEnded,
     BatchSpec,
     BatchSubmitted,
     Dispatch,
+    Resized,
     RunEnded,
     RunnerReady,
     RunnerReported,
@@ -131,6 +133,94 @@ def test_a_million_runs_are_cancelled_some_at_a_time():
     *_, last, end = driver.gone(sent.runner, 0.0)
     assert (last.record.run, last.record.outcome) == (0, "cancelled")
     assert (end.end, end.failures) == ("stopped", 1_000_001)
+
+
+def in_portions(driver, new):
+    """Until no more ends follow from the event with these effects."""
+    while True:
+        assert len(driver.of(RunEnded, new)) + len(driver.of(AttemptEnded, new)) <= 2 * PORTION
+        if not driver.core.outcomes.has_followers:
+            return
+        new = driver.tick(driver.core.next_alarm())
+
+
+def its_runner_exits(driver, sent):
+    driver.begin(sent, 1.0)
+    return driver.gone(sent.runner, 2.0)
+
+
+def it_is_too_late(driver, sent):
+    driver.begin(sent, 1.0)
+    driver.tick(50.0)
+    return driver.gone(sent.runner, 51.0)
+
+
+def it_is_cancelled(driver, sent):
+    driver.begin(sent, 1.0)
+    driver.cancel(2.0)
+    return driver.gone(sent.runner, 3.0)
+
+
+def it_is_cancelled_while_it_ends(driver, sent):
+    driver.begin(sent, 1.0)
+    driver.gone(sent.runner, 2.0)
+    return driver.cancel(2.0)
+
+
+def it_is_cancelled_while_it_waits_for_its_retry(driver, sent):
+    driver.begin(sent, 1.0)
+    driver.gone(sent.runner, 2.0, node_lost=True)
+    return driver.cancel(2.0)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        its_runner_exits,
+        it_is_too_late,
+        it_is_cancelled,
+        it_is_cancelled_while_it_ends,
+        it_is_cancelled_while_it_waits_for_its_retry,
+    ],
+)
+def test_a_sub_task_of_many_runs_ends_some_at_a_time(end):
+    number = 20 * PORTION
+    driver = Driver(task("t", repeat=number, timeout=30.0), task("after", "t"), slots=1)
+    sent = driver.ready(0)
+    in_portions(driver, end(driver, sent))
+    assert len(driver.records()) == len(driver.of(RunEnded)) == number + 1
+    assert driver.core.outcomes.pending == 0
+    assert not driver.core.batches
+
+
+def test_a_sub_task_of_many_runs_is_tried_again_when_all_of_them_are_noted():
+    number = 20 * PORTION
+    driver = Driver(task("t", repeat=number, retries=1), slots=1)
+    sent = driver.ready(0)
+    driver.begin(sent, 1.0)
+    in_portions(driver, driver.gone(0, 2.0))
+    assert len(driver.of(AttemptEnded)) == number
+    again = driver.ready(1, 2.0)
+    assert (again.attempts[0].number, len(again.attempts[0].runs)) == (2, number)
+
+
+def test_many_tasks_for_which_there_is_no_runner_fail_some_at_a_time():
+    driver = Driver(*(task(f"t{n}") for n in range(3 * PORTION)), slots=1)
+    in_portions(driver, driver.on(Resized(1.0, {(): 0}, {(): "there is none"})))
+    assert {record.error for record in driver.records().values()} == {"there is none"}
+    assert len(driver.of(RunEnded)) == 3 * PORTION
+
+
+def test_a_cancellation_costs_less_than_the_start_of_what_it_cancels():
+    def costs():
+        driver = Driver(task("t", repeat=500_000), slots=1)
+        began = time.thread_time()
+        driver.begin(driver.ready(0), 1.0)
+        started = time.thread_time()
+        driver.cancel(2.0)
+        return (time.thread_time() - started) / (started - began)
+
+    assert min(costs() for _ in range(5)) < 1
 
 
 def test_what_succeeds_while_its_batch_is_being_cancelled_readies_nothing():
