@@ -1,26 +1,42 @@
-"""CPU time of a step with metrics, as a part of the same step without: three keys of `info`, and a loss that the agent reports.
+"""What metrics cost: a step with them, as a part of the same step without, and their curves.
 
-The controller's whole way, as in `bench_in_process`: recording, reports, the Parquet file at the end. Both sides play the same
-episodes in turns, and the ratio is the median of the ratios of `PAIRS` pairs. `python benchmarks/bench_metrics.py [pairs]`.
+A step has three keys of `info`, and a loss that the agent reports: the controller's whole way, as in `bench_in_process`, with
+recording, reports, the Parquet file at the end. Of curves: a value, an episode of one step (the dearest case) of a run with and
+without them, their size on record and in memory. What is compared is played in turns, and the ratio is the median of the ratios
+of the pairs. `python benchmarks/bench_metrics.py [pairs]` for steps, `python benchmarks/bench_metrics.py curves [episodes]`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import random
+import resource
+import subprocess
 import sys
+import tempfile
+import tracemalloc
+from pathlib import Path
+from statistics import median
+from time import process_time
 from typing import Any
 
 import numpy as np
 import psutil
 from bench_in_process import Instance, World
 from gymnasium.envs.classic_control import CartPoleEnv
+from support.instance import HERE, environment, governor
 from support.rows import Row, p50, spread, table
 from user_code.step_agent import TrivialAgent
 
-from governor.messages import Made
+from governor.messages import Made, encode
+from governor.messages.curves import Curve
 
 PAIRS = 20
+CURVE_PAIRS = 5
 EPISODES = 80
+CURVE_EPISODES = 50_000
+VALUES = 1_000_000
 STEPS = 500
 INFO = {"upright": "last", "distance": "last", "pushes": "last"}
 
@@ -112,5 +128,87 @@ def measure() -> list[Row]:
     return asyncio.run(rows())
 
 
+def run_of(world: str, episodes: int) -> dict[str, Any]:
+    simulate = {"environment": "world", "agents": ["agent"], "episodes": episodes, "max_steps": 1}
+    return {
+        "name": "curves",
+        "conductors": {
+            "environments": {"world": {"entry": f"user_code.step_world:{world}"}},
+            "agents": {"agent": {"entry": "user_code.step_agent:TrivialAgent"}},
+        },
+        "phases": [{"name": "train", "mode": "train", "simulate": simulate | {"transport": "in_process"}}],
+    }
+
+
+def cpu_of_run(world: str, episodes: int) -> float:
+    """Seconds of all its processes."""
+    with tempfile.TemporaryDirectory(prefix="gb-") as folder:
+        path = Path(folder) / "run.json"
+        path.write_text(json.dumps(run_of(world, episodes)))
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(
+            [*governor("run"), str(path), "--quiet", "--state-dir", f"{folder}/s"],
+            check=True,
+            cwd=HERE,
+            env=environment() | {"PYTHONPATH": str(HERE / "benchmarks")},
+            stdout=subprocess.DEVNULL,
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def of_a_curve() -> list[Row]:
+    draws = random.Random(1)
+    values = [draws.gauss() for _ in range(VALUES)]
+    tracemalloc.start()
+    small = tracemalloc.get_traced_memory()[0]
+    curve = Curve()
+    for index in range(VALUES // 10 - 1):
+        curve.add(values[index], episode=index, step=index * 90, at=index * 1e-3)
+    memory = tracemalloc.get_traced_memory()[0] - small
+    tracemalloc.stop()
+    curve = Curve()
+    begun = process_time()
+    for index, value in enumerate(values):
+        curve.add(value, episode=index, step=index * 90, at=index * 1e-3)
+    each = (process_time() - begun) / VALUES * 1e6
+    return [
+        Row(what=f"a value, of {VALUES:,}", figure=each, unit="us CPU", at_most=2.0),
+        Row(what="a curve on record", figure=len(encode(curve)) / 1000, unit="kB", at_most=100),
+        Row(what="a curve in memory", figure=memory / 1000, unit="kB", at_most=100),
+    ]
+
+
+def measure_curves(episodes: int = CURVE_EPISODES) -> list[Row]:
+    pairs = [
+        (cpu_of_run("Endless", episodes), cpu_of_run("EndlessWithoutCurves", episodes))
+        for _ in range(CURVE_PAIRS)
+    ]
+    note = f"median of {CURVE_PAIRS} interleaved pairs of {episodes:,} episodes"
+    return [
+        Row(
+            what="a run of episodes of one step, with curves over without",
+            figure=median(one / other for one, other in pairs),
+            unit="CPU",
+            at_most=1.1,
+            note=note,
+        ),
+        Row(
+            what="all CPU of such an episode",
+            figure=median(one for one, _ in pairs) / episodes * 1e6,
+            unit="us CPU",
+        ),
+        *of_a_curve(),
+    ]
+
+
+def main() -> None:
+    match sys.argv[1:]:
+        case ["curves", *episodes]:
+            print(table(measure_curves(*map(int, episodes))))
+        case pairs:
+            print(table(asyncio.run(rows(*map(int, pairs)))))
+
+
 if __name__ == "__main__":
-    print(table(asyncio.run(rows(int(sys.argv[1]) if len(sys.argv) > 1 else PAIRS))))
+    main()

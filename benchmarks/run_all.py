@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import bench_broker
 import bench_calls
-import bench_curves
 import bench_daemon
 import bench_failures
 import bench_finalizing
@@ -99,7 +98,7 @@ SECTIONS: tuple[tuple[str, Callable[[], list[Row]]], ...] = (
     ("Broker, round trips of 100 bytes", bench_broker.rows),
     ("Processes and memory", bench_memory.measure),
     ("Ten million episodes", lambda: asyncio.run(bench_growth.measure())),
-    ("Curves of metrics", bench_curves.measure),
+    ("Curves of metrics", bench_metrics.measure_curves),
     ("Ten thousand runs", bench_queries.measure),
     ("Tasks, beside plain Ray", bench_tasks.measure),
     ("The scheduler of tasks, alone", bench_scheduler.measure),
