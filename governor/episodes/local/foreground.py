@@ -9,7 +9,6 @@ Rules:
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +18,7 @@ import numpy as np
 from governor.episodes.context import Context, reports
 from governor.episodes.local import local_agent
 from governor.episodes.local.execution_context import ExecutionContext, current_episodes
+from governor.episodes.local.one_episode import OneEpisode
 from governor.episodes.local.parallel import ParallelWorker
 from governor.episodes.local.stepping import LocalEpisodeWorker, SeveralPlayers
 from governor.episodes.records.recording import Columns, StepRecorder
@@ -26,7 +26,7 @@ from governor.episodes.rules.evaluation import entropy
 from governor.episodes.rules.seeds import episode_seed
 from governor.episodes.spaces import Discrete, storage
 from governor.errors import ConductorError
-from governor.messages import COMPLETE, Acknowledged
+from governor.messages import COMPLETE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -49,13 +49,10 @@ class ForegroundStep(NamedTuple):
     truncated: bool
 
 
-class ForegroundEpisode:
+class ForegroundEpisode(OneEpisode):
     """One episode of the command's phase; the `stepping.EpisodeSource` of its worker. `where` tells whose code runs, as
     ``environment.step``. `show` gets each step as soon as the environment has returned.
     """
-
-    stopping = False
-    resets = 0
 
     def __init__(
         self, command: StartSimulation, index: int, *, folder: Path, show: Callable[[ForegroundStep], None]
@@ -67,7 +64,7 @@ class ForegroundEpisode:
         self._made = msgspec.structs.replace(made, vector=1)
         self.command = msgspec.structs.replace(command, workers=1, vector=1, episode_timeout=None)
         self.seed = episode_seed(command.seed, *entropy(index, command))
-        self._index: int | None = index
+        self.play_next = index
         self._folder = folder
         self._show = show
         context = partial(Context, run_id="try", run_folder=folder)
@@ -78,7 +75,6 @@ class ForegroundEpisode:
         self._context = ExecutionContext(number=0, owner=0, agent=command.agents[0])
         reports.phase = command.name
         reports.bind(partial(current_episodes, [self._context]))
-        self._record: EpisodeRecord | None = None
         self._worker: LocalEpisodeWorker | None = None
 
     @property
@@ -108,9 +104,9 @@ class ForegroundEpisode:
     def _play(self, worker: LocalEpisodeWorker) -> EpisodeRecord:
         self._worker = worker
         worker.play_all()
-        if self._record is None:
+        if self.played is None:
             raise ConductorError("the episode was not played")
-        return self._record
+        return self.played
 
     def close(self) -> None:
         """Closes the environment. Raises what its `close` raises."""
@@ -119,16 +115,8 @@ class ForegroundEpisode:
 
     # -- EpisodeSource ----------------------------------------------------------------------------------------
 
-    def next_index(self, *, wait: bool = True) -> int | None:
-        del wait
-        index, self._index = self._index, None
-        return index
-
     def seed_of(self, index: int) -> int:  # noqa: ARG002  # its only one
         return self.seed
-
-    def take_restart(self) -> bool:
-        return False
 
     def recorder(self, worker: int, observation: SpaceSpec, action: SpaceSpec) -> StepRecorder:
         return self.recorder_of(worker, Columns.of(observation, action, self.command.info))
@@ -140,15 +128,6 @@ class ForegroundEpisode:
 
     def trains(self, index: int) -> bool:
         return self.command.mode == "train" and index < self.command.episodes
-
-    def may_end(self, record: EpisodeRecord) -> bool:  # noqa: ARG002  # the phase is not played
-        return False
-
-    def ended(self, *records: EpisodeRecord) -> Future[Acknowledged]:
-        self._record = records[-1]
-        acknowledged: Future[Acknowledged] = Future()
-        acknowledged.set_result(Acknowledged())
-        return acknowledged
 
 
 class _Worker(LocalEpisodeWorker):

@@ -25,6 +25,7 @@ import msgspec
 from governor.episodes.context import Context, reports
 from governor.episodes.local.execution_context import ExecutionContext, current_episodes
 from governor.episodes.local.local_agent import LocalAgent
+from governor.episodes.local.one_episode import OneEpisode
 from governor.episodes.local.stepping import LocalEpisodeWorker, SeveralPlayers
 from governor.episodes.records import episode_file
 from governor.episodes.records.recording import Columns, StepRecorder
@@ -32,7 +33,7 @@ from governor.episodes.records.stream import streams_of
 from governor.episodes.rules.seeds import episode_seed
 from governor.errors import ConductorError
 from governor.failures import reason_of
-from governor.messages import Acknowledged, EpisodeRecord, decode_simulation
+from governor.messages import decode_simulation
 from governor.output.attribution import Attribution
 from governor.tasks.api import TaskCancelled, TaskResult
 from governor.tasks.protocol.episodes import (
@@ -116,7 +117,7 @@ class _Actor(LocalAgent):
         """Nothing was learned, so nothing is saved."""
 
 
-class Player:
+class Player(OneEpisode):
     """Environment, agent and recorder of this process, and the `stepping.EpisodeSource` of its worker: one episode at a time."""
 
     def __init__(
@@ -135,10 +136,6 @@ class Player:
         self.key = chunk.part, chunk.resets
         self.chunk = chunk
         self.replays = chunk.replays
-        self.resets = 0
-        self.stopping = False
-        self._index: int | None = None
-        self._record: EpisodeRecord | None = None
         self._recorder: StepRecorder | None = None
         self._sent: _Sent | None = None
         if folder is None:
@@ -190,16 +187,16 @@ class Player:
 
     def play(self, index: int) -> list[Any] | TaskResult:
         """Plays the episode; returns it, with its steps if they are not in the run's folder."""
-        self._index = index
+        self.play_next = index
         try:
             self._worker.play_all()
         finally:
             self._attribution.end()  # a task of the same phase may follow
-        if self._record is None:
+        if self.played is None:
             raise RuntimeError(f"episode {index} was not played")
         if self._sent is None:
-            return encode_episode(self._record)
-        return TaskResult(encode_episode(self._record, self._sent.name), payload=self._sent.take())
+            return encode_episode(self.played)
+        return TaskResult(encode_episode(self.played, self._sent.name), payload=self._sent.take())
 
     def close(self) -> None:
         self._worker.close()
@@ -210,16 +207,8 @@ class Player:
 
     # -- EpisodeSource ----------------------------------------------------------------------------------------
 
-    def next_index(self, *, wait: bool = True) -> int | None:
-        del wait
-        index, self._index = self._index, None
-        return index
-
     def seed_of(self, index: int) -> int:
         return episode_seed(self.command.seed, self.command.phase, index)
-
-    def take_restart(self) -> bool:
-        return False
 
     def recorder(self, worker: int, observation: SpaceSpec, action: SpaceSpec) -> StepRecorder:
         self._recorder = StepRecorder(
@@ -232,15 +221,6 @@ class Player:
 
     def trains(self, index: int) -> bool:  # noqa: ARG002  # agents that learn are refused in `make`
         return self.command.mode == "train"
-
-    def may_end(self, record: EpisodeRecord) -> bool:  # noqa: ARG002  # the driver decides that
-        return False
-
-    def ended(self, *records: EpisodeRecord) -> Future[Acknowledged]:
-        self._record = records[-1]
-        acknowledged: Future[Acknowledged] = Future()
-        acknowledged.set_result(Acknowledged())
-        return acknowledged
 
 
 class _Sent:
