@@ -32,6 +32,11 @@ def store(name: str, settings: RunnerSettings) -> None:
     internal_kv._internal_kv_put(name, msgspec.msgpack.encode(settings), namespace=NAMESPACE)  # noqa: SLF001  # its only interface
 
 
+def drop(name: str) -> None:
+    """Those of an actor that may not have taken them, and takes them no more. Calls into Ray."""
+    internal_kv._internal_kv_del(name, namespace=NAMESPACE)  # noqa: SLF001  # as above
+
+
 def take() -> RunnerSettings:
     """Those of this actor; they are in the store no more. Raises LookupError the second time."""
     name = ray.get_runtime_context().get_actor_name() or ""

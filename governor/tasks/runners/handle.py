@@ -25,6 +25,7 @@ from governor.processes import kill_tree
 from governor.tasks.cluster.cluster import demand
 from governor.tasks.cluster.warm_runners import ActorCall, IdleRunner
 from governor.tasks.protocol.ticket_pipe import RunnerControl
+from governor.tasks.runner_process import settings
 from governor.tasks.runners.process import LocalProcess
 from governor.tasks.runners.states import Action, Cause, RunnerState, step
 
@@ -70,6 +71,8 @@ class RunnerHandle:
     """Until it connects: the runner of an earlier driver that it was."""
     is_kept: bool = False
     """Whether it lives on for another driver."""
+    settings: str = ""
+    """The name of what Ray's store has for its process, which takes it when it starts."""
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _actor: Any = None
     _call_of_actor: ActorCall | None = None
@@ -201,6 +204,8 @@ class RunnerHandle:
         except Exception as error:  # noqa: BLE001  # whatever Ray raises, the runner did not start
             refused = f"Ray refused the runner: {type(error).__name__}: {error}"
             self.end(Cause.NOT_CREATED, self._kill_reason or refused)
+            if self.settings:
+                await self._ray_kill()
 
     def _call_ended(self, call: Future[None]) -> None:
         self.end(Cause.CALL_ENDED, str(call.exception() or ""))
@@ -245,13 +250,16 @@ class RunnerHandle:
             await asyncio.wait({self._call}, timeout=kill_tree.KILL_SECONDS)
 
     async def _ray_kill(self) -> bool:
-        """Kills the actor; False if the request to Ray failed. Idempotent."""
+        """Kills the actor, and removes the settings that it has not taken; False if the request to Ray failed. Idempotent."""
 
         def kill() -> None:
             """In Ray's thread, behind the actor's creation."""
             actor, self._actor = self._actor, None
             if actor is not None:
                 self.cluster.ray.kill(actor, no_restart=True)
+            if self.settings and self.process is None:
+                settings.drop(self.settings)
+                self.settings = ""
 
         try:
             await self.cluster.call(kill)

@@ -245,7 +245,7 @@ class Runners:
             handle.follow_actor(kept.actor, kept.call)
             kept.serve(driver)
             return
-        name = f"runner-{secrets.token_hex(16)}"
+        name = handle.settings = f"runner-{secrets.token_hex(16)}"
         given = RunnerSettings(
             import_path=list(self._import_path),
             working_folder=self._working_folder,

@@ -12,6 +12,7 @@ from functools import partial
 import msgspec
 import psutil
 import pytest
+from ray.experimental import internal_kv
 from structlog.testing import capture_logs
 
 from governor.processes import kill_tree
@@ -20,9 +21,10 @@ from governor.tasks.protocol.wire import (
     Input,
     Over,
 )
+from governor.tasks.runner_process import settings
 from governor.tasks.scheduling.events import RunnerGone
 from tests.support.living import lives
-from tests.support.tasks.runner_world import open_world
+from tests.support.tasks.runner_world import SECONDS, open_world
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 
@@ -177,6 +179,36 @@ async def test_a_runner_that_is_killed_while_it_starts_is_told_once(world):
     for runner in started:
         assert (await world.gone(runner)).reason == "not wanted"
         assert len(world.heard.all(runner, RunnerGone)) == 1
+
+
+def settings_in_store():
+    return set(internal_kv._internal_kv_list("", namespace=settings.NAMESPACE))
+
+
+async def test_a_runner_that_is_gone_before_it_started_leaves_no_settings_in_the_store_of_ray(world):
+    before = settings_in_store()
+    runner = next(world.runners.ids)
+    world.runners.start(runner, (("CPU", 10_000.0),))  # it waits in Ray's queue
+    await asyncio.wait(world.runners._tasks, timeout=SECONDS)
+    assert len(settings_in_store()) == len(before) + 1
+    world.runners.kill(runner, "not wanted")
+    await world.gone(runner)
+    assert settings_in_store() == before
+
+
+async def test_a_runner_that_ray_refuses_leaves_no_settings_in_the_store_of_ray(world, monkeypatch):
+    before = settings_in_store()
+    runner = next(world.runners.ids)
+
+    def refuses():
+        raise ValueError("no actors today")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("governor.tasks.runners.pool._actor_class", refuses)
+        world.runners.start(runner, ())
+        assert "no actors today" in (await world.gone(runner)).reason
+    await asyncio.wait(world.runners._tasks, timeout=SECONDS)
+    assert settings_in_store() == before
 
 
 async def test_no_descriptor_is_left_of_runners_that_are_gone(world):
