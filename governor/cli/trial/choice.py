@@ -140,8 +140,7 @@ def _with_states(command: StartSimulation, states: Mapping[str, str]) -> StartSi
 def _episodes(phase: Phase) -> int:
     """Those of its evaluations too."""
     assert phase.simulate is not None  # noqa: S101  # the callers have looked
-    planned = evaluation.stages(phase.simulate.episodes, phase.evaluate, None)
-    return sum(len(stage.indexes) for stage in planned)
+    return evaluation.planned_episodes(phase.simulate.episodes, phase.evaluate)
 
 
 def _range(what: str, count: int) -> str:

@@ -62,10 +62,22 @@ def stage_of(index: int, evaluate: Evaluate | None, checkpoint: Checkpoint | Non
     return max(index - index % every if every else 0 for every in steps)
 
 
-def stages(episodes: int, evaluate: Evaluate | None, checkpoint: Checkpoint | None) -> Iterator[Stage]:
-    """In order."""
+def planned_episodes(episodes: int, evaluate: Evaluate | None) -> int:
+    """Those of all stages: so many for training, and the evaluations."""
+    return episodes + (episodes // evaluate.every * evaluate.episodes if evaluate is not None else 0)
+
+
+def stages(
+    episodes: int,
+    evaluate: Evaluate | None,
+    checkpoint: Checkpoint | None,
+    *,
+    known: IndexRanges | None = None,
+) -> Iterator[Stage]:
+    """In order. Stages whose episodes are all `known` may be left out at the beginning, but not the last one of these."""
     kept = checkpoint.every if checkpoint is not None else None
-    first = number = 0
+    first = _first_unknown(episodes, evaluate, checkpoint, known) if known is not None else 0
+    number = first // evaluate.every if evaluate is not None else 0
     while first < episodes:
         steps = [every for every in (evaluate and evaluate.every, kept) if every]
         last = min([episodes, *(first - first % every + every for every in steps)])
@@ -75,6 +87,19 @@ def stages(episodes: int, evaluate: Evaluate | None, checkpoint: Checkpoint | No
             number += 1
             yield Stage(range(begin, begin + evaluate.episodes), last, evaluation=number)
         first = last
+
+
+def _first_unknown(
+    episodes: int, evaluate: Evaluate | None, checkpoint: Checkpoint | None, known: IndexRanges
+) -> int:
+    """The first index of the training stage before the first stage that has an episode that is not `known`."""
+    trained = next(known.missing(range(episodes)), episodes)
+    before = stage_of(trained, evaluate, checkpoint) if trained < episodes else episodes
+    if evaluate is not None:
+        of_evaluations = range(episodes, planned_episodes(episodes, evaluate))
+        missing = next(known.missing(of_evaluations), of_evaluations.stop)
+        before = min(before, ((missing - episodes) // evaluate.episodes + 1) * evaluate.every)
+    return stage_of(max(0, before - 1), evaluate, checkpoint)
 
 
 class EpisodeSchedule:

@@ -44,8 +44,9 @@ class PhaseRules:
         self._evaluation_results = self._statistics.evaluations
         self._expected_goal = Goal(command.until, deepcopy(self.figures.goal))
         self._checkpoints: Checkpoints | None = None
-        planned = evaluation.stages(command.episodes, command.evaluate, command.checkpoint)
-        self.schedule = evaluation.EpisodeSchedule(planned, known=self.figures.ended)
+        known = self.figures.ended
+        planned = evaluation.stages(command.episodes, command.evaluate, command.checkpoint, known=known)
+        self.schedule = evaluation.EpisodeSchedule(planned, known=known)
         self.initial_flow = self._statistics.flow
         """The flow control that follows from the episodes of an earlier process."""
         limit, busiest = wall_clock(command.until), max(self.figures.seconds.values(), default=0.0)

@@ -165,8 +165,7 @@ class TextPhase:
 
     def _episodes_left(self) -> int:
         command = self._simulation.command
-        planned = evaluation.stages(command.episodes, command.evaluate, None)
-        return sum(len(stage.indexes) for stage in planned) - len(command.done.ended)
+        return evaluation.planned_episodes(command.episodes, command.evaluate) - len(command.done.ended)
 
     async def _until_stopped(self, playing: asyncio.Task[Any]) -> None:
         loop, stop_signal = asyncio.get_running_loop(), self._simulation.stop_signal

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from governor.episodes.records import episode_file
+from governor.episodes.rules.evaluation import planned_episodes
 from governor.errors import UsageError
 from governor.files import sync_to_disk
 from governor.runs.assignment import Assignment
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from governor.messages import TaskRecord
     from governor.messages.figures import PhaseFigures
     from governor.run_file.model import Run
-    from governor.run_file.phase_model import Phase
 
 CUT_SHORT: Final = frozenset({"failed", "aborted"})
 """Ends of a phase that ended with its run."""
@@ -129,7 +129,10 @@ def _kept(
     played = (
         phase.simulate is None
         or (ends["simulation"] == "until" and not (figures.bad and strict))
-        or (ends["simulation"] == "max_episodes" and figures.complete >= _wanted(phase))
+        or (
+            ends["simulation"] == "max_episodes"
+            and figures.complete >= planned_episodes(phase.simulate.episodes, phase.evaluate)
+        )
     )
     outcomes = Counter[str]()
     gone = set()
@@ -156,13 +159,6 @@ def _kept(
         gone=frozenset(gone),
         events=tuple((name.partition(" ")[0], data) for name, data in events.items()) if whole else (),
     )
-
-
-def _wanted(phase: Phase) -> int:
-    """Episodes of a whole phase, including its evaluations."""
-    episodes = phase.simulate.episodes if phase.simulate is not None else 0
-    evaluate = phase.evaluate
-    return episodes + (episodes // evaluate.every * evaluate.episodes if evaluate is not None else 0)
 
 
 # -- files ---------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from governor.episodes.rules.evaluation import (
     Stage,
     entropy,
     number_of,
+    planned_episodes,
     stages,
 )
 from governor.index_ranges import IndexRanges
@@ -115,6 +116,35 @@ def test_each_stage_begins_when_the_one_before_is_over_and_nothing_is_played_twi
             schedule.advance()
     assert begun == expected
     assert schedule.is_last
+
+
+@given(
+    episodes=st.integers(1, 30),
+    every=st.none() | st.integers(1, 12),
+    kept=st.none() | st.integers(1, 12),
+    begun=st.integers(0, 60),
+    missing=st.sets(st.integers(0, 60), max_size=3),
+)
+def test_what_is_known_is_left_out_up_to_the_last_stage_that_was_over(
+    *, episodes, every, kept, begun, missing
+):
+    rules = (Evaluate(every=every, episodes=2) if every else None, Checkpoint(every=kept) if kept else None)
+    planned = list(stages(episodes, *rules))
+    assert sum(len(stage.indexes) for stage in planned) == planned_episodes(episodes, rules[0])
+    in_order = [index for stage in planned for index in stage.indexes]
+    known = IndexRanges.of(set(in_order[:begun]) - missing)
+    found = list(stages(episodes, *rules, known=known))
+    assert found == planned[len(planned) - len(found) :]
+    whole, less = EpisodeSchedule(planned, known=known), EpisodeSchedule(found, known=known)
+    assert (less.stage, less.behind) == (whole.stage, whole.behind)
+    at = planned.index(whole.stage) if whole.stage is not None else len(planned)
+    assert len(planned) - len(found) >= at - 2
+
+
+def test_of_ten_million_episodes_the_first_nine_are_passed_over():
+    ended = IndexRanges([0, 9_000_000, 10_000_000, 10_450_000])
+    found = stages(10_000_000, Evaluate(every=100, episodes=5), Checkpoint(every=50), known=ended)
+    assert [next(found).indexes.start for _ in range(3)] == [8_999_950, 10_449_995, 9_000_000]
 
 
 def test_a_later_life_knows_the_stage_that_was_over():
