@@ -204,8 +204,10 @@ class DaemonApi:
         recorded = ""
         try:
             await asyncio.to_thread(resume.stage, kept, folder)
+            await kept.record_tasks(self._journal, uid)
             recorded = await self._journal.write(change)
             if recorded == uid:
+                self._journal.reserved.discard(uid)
                 await asyncio.to_thread(resume.publish, folder)
         except OSError as error:
             raise TryAgain(f"the files of {kept.folder} can't be taken over: {error}") from error
@@ -214,6 +216,7 @@ class DaemonApi:
             raise
         finally:
             if recorded != uid:
+                self._journal.reserved.discard(uid)
                 await asyncio.to_thread(resume.discard, folder)
         return recorded
 

@@ -97,6 +97,7 @@ class Journal(RunsTable):
         self._followers: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
         self._cut_off: set[str | None] = set()
         """The runs that have lost a change. None, of changes of no run, does not count."""
+        self.reserved: set[str] = set()
         self._over: str | None = None
         try:
             self._writing = schema.connect(path)

@@ -130,6 +130,9 @@ def position_of(uid: str) -> int | None:
 class RunsTable(ABC):
     """The questions about the runs. Each blocks; raises JournalError."""
 
+    reserved: set[str]
+    """Runs that have a row, and may be accepted next (`inheritance`)."""
+
     @abstractmethod
     def _rows(self, question: str, parameters: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         """The rows of an answer."""
@@ -207,4 +210,4 @@ class RunsTable(ABC):
     def marked(self) -> list[str]:
         """Runs that are pruned, and not yet removed."""
         rows = self._rows(f"SELECT uid FROM runs WHERE {PRUNED} AND removed = 0")  # noqa: S608  # our own
-        return [uid for (uid,) in rows]
+        return [uid for (uid,) in rows if uid not in self.reserved]

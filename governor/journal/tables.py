@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 import msgspec
@@ -18,13 +17,14 @@ from governor import clock
 from governor.errors import NoSuchRun, RecordDamaged
 from governor.journal import failures
 from governor.journal.excerpts import metrics_of, phases_of
+from governor.journal.inheritance import Inheritance
 from governor.journal.schema import LARGEST, UNENDED
 from governor.messages import EpisodeRecord, RunEvent, RunOutcome, RunResult, TaskRecord
 from governor.messages.figures import PhaseFigures
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from governor.journal.runs_table import RunRow
 GIVING_BACK_SECONDS: Final = 0.01
@@ -41,8 +41,6 @@ RECORDS_OF_PHASE: Final = (
     "SELECT data FROM runs JOIN records ON records.run = runs.position"
     " WHERE uid = ? AND kind = ? AND phase = ? AND records.position > ? ORDER BY records.position"
 )
-INHERITED_TOGETHER: Final = 5_000
-"""Task runs in a row of `records`, of a run that resumes another."""
 RECORD_OF: Final = {"episode.ended": "episode", "task.ended": "record"}
 """The key of the record in the data of an event."""
 
@@ -99,7 +97,7 @@ _REMOVE: Final = (
 )
 
 
-class Transaction:
+class Transaction(Inheritance):
     """One group of changes in the writer's thread. `touched` are the runs that have new events."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -131,11 +129,8 @@ class Transaction:
         if parent is not None and self._connection.execute(gone, (parent,)).fetchone():
             raise NoSuchRun(parent, f"run {parent} was pruned just now")
         packed = msgspec.msgpack.encode(spec)
-        self._connection.execute(
-            "INSERT INTO runs (uid, key, name, spec, folder, submitted_at, parent, digest, phases)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (uid, key, name, packed, folder, clock.wall(), parent, digest, phases_of(packed)),
-        )
+        values = {"key": key, "name": name, "spec": packed, "folder": folder, "submitted_at": clock.wall()}
+        self._accept(uid, {**values, "parent": parent, "digest": digest, "phases": phases_of(packed)})
         accepted = {"name": name, "phases": len(spec.get("phases", ()))}
         self.event(uid, "run.accepted", {**accepted, "by": by} if by else accepted)
         return uid
@@ -187,6 +182,9 @@ class Transaction:
                 raise RecordDamaged(uid, "events", f"one has the number {row[1]!r}")
             known = self._known[uid] = _Numbers(run=row[0], last=row[1] or 0)
         return known
+
+    def _position(self, uid: str) -> int:
+        return self._numbers(uid).run
 
     def rolled_back(self) -> None:
         """A change was rolled back: forgets the numbers that it may have changed."""
@@ -247,27 +245,6 @@ class Transaction:
             " ON CONFLICT (run, phase) DO UPDATE SET records = excluded.records, data = excluded.data",
             (packed, self._numbers(uid).run, phase),
         )
-
-    def inherit_episodes(self, uid: str, phase: int, figures: PhaseFigures) -> None:
-        """Records the episodes of a phase that the run has from the one that it resumes, by their figures."""
-        packed = msgspec.msgpack.encode(figures)
-        self._connection.execute(
-            "INSERT INTO figures (run, phase, records, data, inherited) VALUES (?, ?, 0, ?, ?)",
-            (self._numbers(uid).run, phase, packed, packed),
-        )
-
-    def inherit_tasks(self, uid: str, phase: int, parent: str, keeps: Callable[[TaskRecord], bool]) -> None:
-        """Records the task runs of a phase of `parent` that it `keeps` as this run's own."""
-        place = f"records of tasks of phase {phase}"
-        rows = self._connection.execute(RECORDS_OF_PHASE, (parent, "task", phase, 0))
-        kept = (
-            record
-            for (data,) in rows
-            for record in decoded(parent, place, data, list[TaskRecord])
-            if keeps(record)
-        )
-        while together := [*islice(kept, INHERITED_TOGETHER)]:
-            self.tasks(uid, phase, together, ended=False)
 
     def restarted(self, uid: str) -> None:
         """Restarts the run: its events and records are kept, but do not count any more."""

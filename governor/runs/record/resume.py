@@ -16,6 +16,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from governor.episodes.records import episode_file
@@ -81,8 +82,22 @@ class KeptWork:
         """Where the new run begins; if nothing is missing, the last phase, whose end comes from the record."""
         return next((phase.index for phase in self.phases if not phase.is_whole), len(self.phases) - 1)
 
+    async def record_tasks(self, journal: Journal, uid: str) -> None:
+        """Records the kept task runs as the new run's own, before it is accepted, some at a time: others write in between. Raises
+        JournalError.
+        """
+        if not any(phase.tasks for phase in self.phases):
+            return
+        journal.reserved.add(uid)
+        await journal.write(lambda transaction: transaction.reserve(uid))
+        for phase in self.phases:
+            row = -1 if phase.tasks else 0
+            while row:
+                inherit = partial(_inherit_some, uid=uid, parent=self.parent, phase=phase, after=row)
+                row = await journal.write(inherit)
+
     def record(self, transaction: Transaction, uid: str) -> None:
-        """Records the kept work as the new run's own; call it in the transaction that records the run."""
+        """Records all but the tasks as the new run's own; call it in the transaction that records the run."""
         kept = [
             {
                 "phase": phase.index,
@@ -97,9 +112,12 @@ class KeptWork:
         for phase in self.phases:
             if phase.episodes.ended:
                 transaction.inherit_episodes(uid, phase.index, phase.episodes)
-            transaction.inherit_tasks(uid, phase.index, self.parent, phase.keeps)
             for kind, data in phase.events if phase.index < self.first_phase else ():
                 transaction.event(uid, kind, {**data, "by": "resume"})
+
+
+def _inherit_some(transaction: Transaction, *, uid: str, parent: str, phase: KeptPhase, after: int) -> int:
+    return transaction.inherit_tasks(uid, phase.index, parent, phase.keeps, after=after)
 
 
 def find_kept_work(journal: Journal, row: RunRow, run: Run, folder: Path) -> KeptWork:
@@ -201,7 +219,8 @@ def finish_interrupted(journal: Journal, runs_folder: Path) -> None:
     """After a crash in between: staged files of recorded runs get their name, others are removed. Blocks."""
     for staging in runs_folder.glob(".*.part"):
         folder = staging.with_name(staging.name[1:].removesuffix(".part"))
-        if journal.run(folder.name) is None:
+        row = journal.line(folder.name)
+        if row is None or row.pruned_at is not None:  # it was not accepted
             discard(folder)
         else:
             publish(folder)

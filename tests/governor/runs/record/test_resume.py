@@ -104,6 +104,7 @@ async def resumed(journal, run, old):
         tx.submit(uid="new", key=None, name="r", spec=run.raw(), folder="/", parent="old")
         kept.record(tx, "new")
 
+    await kept.record_tasks(journal, "new")
     await journal.write(change)
     return journal
 
