@@ -13,7 +13,9 @@ Rules:
 from __future__ import annotations
 
 import math
+from functools import reduce
 from itertools import chain, compress
+from operator import and_
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
@@ -104,6 +106,20 @@ class TaskNode:
         if ended is None or ended.find(1, begin, end) < 0:
             return range(begin, end)
         return tuple(compress(range(begin, end), ended[begin:end].translate(_NOT)))
+
+    def unended_parts(self, size: int) -> int:
+        """How many of the parts of `size` runs each, the last one of fewer, have a run without an outcome."""
+        repeat = self.spec.repeat
+        if self._ended is None or not self.left:
+            return -(-repeat // size) if self.left else 0
+        if size * size > repeat:
+            parts = range(0, repeat, size)
+            return sum(self.next_unended(part, min(part + size, repeat)) is not None for part in parts)
+        ended = self._ended + b"\1" * (
+            -repeat % size
+        )  # a number for each place in a part, of a byte for each part
+        whole = reduce(and_, (int.from_bytes(ended[place::size], "little") for place in range(size)))
+        return whole.to_bytes(len(ended) // size, "little").count(0)
 
     def each_unended(self, begin: int = 0, end: int | None = None) -> Iterator[int]:
         """The runs from `begin` on, below `end`, without an outcome, as it is when each is asked for."""
@@ -295,10 +311,7 @@ class Batch:
         if repeat == 1:
             return SubTask(node, (0,), 1, lane) if node.left else None
         size = min(self.spec.split or repeat, repeat)
-        count = node.left if size == 1 else -(-repeat // size)
-        if node.left < repeat and size > 1:
-            bases = range(0, repeat, size)
-            count = sum(node.next_unended(base, min(base + size, repeat)) is not None for base in bases)
+        count = node.left if size == 1 else node.unended_parts(size)
         if not count:
             return None
         fresh = FreshRuns(node, lane, size, count)

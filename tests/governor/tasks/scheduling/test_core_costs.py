@@ -7,6 +7,8 @@ import tracemalloc
 from collections import deque
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from governor.index_ranges import IndexRanges
 from governor.messages import EndedRuns, TaskRecord
@@ -209,6 +211,26 @@ def test_many_tasks_for_which_there_is_no_runner_fail_some_at_a_time():
     in_portions(driver, driver.on(Resized(1.0, {(): 0}, {(): "there is none"})))
     assert {record.error for record in driver.records().values()} == {"there is none"}
     assert len(driver.of(RunEnded)) == 3 * PORTION
+
+
+@given(repeat=st.integers(2, 40), size=st.integers(1, 40), ended=st.sets(st.integers(0, 39)))
+def test_parts_with_runs_left_are_counted_as_by_hand(repeat, size, ended):
+    [node] = Driver(task("t", repeat=repeat)).core.batches["b"].nodes.values()
+    for run in ended & {*range(repeat)}:
+        node.end(run)
+    left = {run // size for run in range(repeat) if run not in ended}
+    assert node.unended_parts(size) == len(left)
+
+
+def test_a_resumed_task_is_queued_at_about_the_same_cost_for_any_split():
+    ended = {"t": EndedRuns(runs=IndexRanges([0, 10]))}
+
+    def cost_of(split):
+        began = time.thread_time()
+        Driver(task("t", repeat=500_000), batch={"split": split, "ended": ended})
+        return time.thread_time() - began
+
+    assert min(cost_of(2) for _ in range(5)) < 20 * min(cost_of(500) for _ in range(5))
 
 
 def test_a_cancellation_costs_less_than_the_start_of_what_it_cancels():
