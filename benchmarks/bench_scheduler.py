@@ -27,15 +27,19 @@ from governor.tasks.scheduling.events import (
     BatchSpec,
     BatchSubmitted,
     Dispatch,
+    RunnerGone,
     RunnerReady,
     RunnerReported,
     StartRunner,
+    Tick,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bench_tasks import Stage
+
+    from governor.tasks.scheduling.events import SchedulerEffect, SchedulerEvent
 
 TURNS = 5
 LONG = 1.0
@@ -152,6 +156,34 @@ def kept() -> Row:
     return Row(what="memory of the core for an ended task", figure=size, unit="bytes", at_most=16)
 
 
+def at_once() -> Row:
+    """The longest event when the runner of a sub-task of `MANY` runs exits, from its start until all have ended."""
+    core, spent = Core(capacity={(): 1}), list[float]()
+
+    def on(event: SchedulerEvent) -> list[SchedulerEffect]:
+        began = process_time()
+        effects = core.on(event)
+        spent.append((process_time() - began) * 1e3)
+        return effects
+
+    core.warm(0.0)
+    on(RunnerReady(0.0, 0))
+    task = TaskSpec(id="t", call="m:f", repeat=MANY)
+    (sent,) = on(BatchSubmitted(0.0, BatchSpec(id="b", tasks=(task,))))
+    on(RunnerReported(0.0, 0, [Begun(sent.attempts[0].ticket, 0, 0.0)]))  # type: ignore[attr-defined]  # it is a Dispatch
+    on(RunnerGone(0.0, 0, "killed"))
+    while core.batches:
+        on(Tick(0.0))
+    note = f"{sum(spent):,.0f} ms in {len(spent)} events"
+    return Row(
+        what=f"longest event of a sub-task of {MANY:,} runs that crash together",
+        figure=max(spent),
+        unit="ms CPU",
+        at_most=50,
+        note=note,
+    )
+
+
 async def through_the_engine() -> Row:
     """CPU time of the driver, with the journal's thread: the runners share the cores with it, and with other processes."""
     async with Opened() as stage:
@@ -185,7 +217,7 @@ def _batch(stage: Stage, repeat: int) -> BatchSpec:
 
 def measure(*, full: bool = False) -> list[Row]:
     logs.configure(log_format="console", level="warning")
-    found = [*by_runners(), *by_repeat(), *by_tasks(), kept()]
+    found = [*by_runners(), *by_repeat(), *by_tasks(), kept(), at_once()]
     return [*found, asyncio.run(through_the_engine())] if full else found
 
 
