@@ -289,7 +289,8 @@ def _play_numbers(
 def _play_text(chosen: EpisodeTrial, stack: contextlib.ExitStack) -> tuple[ExitCode, _Failure | None]:
     from governor.episodes.text.foreground import ForegroundConversation  # noqa: PLC0415  # half a second
 
-    episode = ForegroundConversation(chosen.command, chosen.index, show=_Conversation())
+    folder = stack.enter_context(_new_folder(keeps=False))
+    episode = ForegroundConversation(chosen.command, chosen.index, folder=folder, show=_Conversation())
     stack.enter_context(_closed_after(episode))
     _note_episode(chosen, episode.seed, learns=False)
     try:

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import cycle, islice
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from governor import logs
 from governor.episodes.text.environments.process import TextProcess
@@ -25,6 +25,9 @@ from governor.episodes.text.headers import checked
 from governor.errors import ConductorError, TryAgain, UsageError
 from governor.failures import one_line, reason_of
 from transport.backoff import Backoff
+
+if TYPE_CHECKING:
+    from governor.episodes.context import Context
 
 CLOSE_SECONDS: Final = 10.0
 """How long the `aclose` of an environment may take."""
@@ -93,14 +96,15 @@ def process_endpoints(
     *,
     reuse: bool | None = False,
     start_timeout: float = 60.0,
+    context: Context | None = None,
 ) -> MakeEndpoint:
     """Environments in Python, each in a process of its own (`TextProcess`). With `reuse` one process plays several tasks, one
     after the other; None: if it has `reset`. An environment is not notified when an episode is interrupted: a reused one must
-    tolerate that. `start_timeout` is in seconds.
+    tolerate that. `start_timeout` is in seconds. A constructor with a parameter `context` gets that.
     """
 
     async def make() -> EnvironmentEndpoint:
-        process = await TextProcess.started(made, params, timeout=start_timeout)
+        process = await TextProcess.started(made, params, timeout=start_timeout, context=context)
         return EnvironmentEndpoint("inproc", None, process, process.has_reset if reuse is None else reuse)
 
     return make

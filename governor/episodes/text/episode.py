@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 Where: TypeAlias = Literal["environment", "model", "handler", "data manager"]
 CUT_OFF: Final = "length"
 """The finish_reason of an answer that ran out of tokens."""
+_METHODS: Final = ("reset:", "get_task_prompt:", "step:")
 ENDED_WELL: Final = frozenset({"terminated", "truncated"})
 START_SECONDS: Final = 60.0
 """How long the start of a process for one episode may take."""
@@ -76,7 +77,7 @@ class EpisodeContext:
 @dataclass(slots=True, kw_only=True)
 class TextEpisodeRecord:
     """How one episode ended. `session_id` is unique, and the data manager's own where it has one. `total_reward` is the undiscounted sum so far, also if `result` is NaN; `steps` counts the
-    environment's steps; `seconds` run from the lease to the end. `metrics`: figures of `info`.
+    environment's steps; `seconds` run from the lease to the end. `metrics`: figures of `info`, and of what the environment reports.
     """
 
     env_name: str
@@ -125,7 +126,7 @@ class TextEpisode:
         self._has_session = False
         self._session: Any = None
         self._environment: TextEnvironment | None = None
-        self._in_call = False
+        self._in_call = ""
         self._fault = ""
         self._read = reader_of(context.info)
         self._figures = InfoFigures(context.info, columns_of(context.info))
@@ -153,7 +154,7 @@ class TextEpisode:
                 record.outcome, record.reason = await self._play()
         except EnvironmentFault as fault:
             self._fault = fault.reason
-            record.outcome, record.reason = fault.outcome, reason_of(fault).within("environment")
+            record.outcome, record.reason = fault.outcome, _of_environment(reason_of(fault))
         except (Exception, asyncio.CancelledError) as error:  # from user code: it ends this episode only
             if is_cancellation(error):
                 raise
@@ -161,15 +162,19 @@ class TextEpisode:
                 record.outcome = "timed_out"
                 record.reason = f"not done within {limit:g} s, at work: the {self._at}"
                 return
+            where: str = self._at
             if self._in_call:
                 self._fault = reason_of(error)
-            record.outcome, record.reason = "failed", reason_of(error).within(self._at)
+                where = f"{self._at}.{self._in_call}"
+            record.outcome, record.reason = "failed", reason_of(error).within(where)
 
     async def finish(self) -> None:
         """Releases and records, in bounded time. A fault of a hook or of the data manager fails an episode that was terminated or
         truncated.
         """
         environment, record = self._environment, self.record
+        if isinstance(environment, TextProcess):
+            record.metrics = record.metrics | environment.take_reported()
         if environment is not None and environment is not self.actor.local_env:
             await bounded("environment", environment.aclose())
         if self._has_session:
@@ -244,9 +249,9 @@ class TextEpisode:
         )
 
     async def _called(self, method: Callable[..., Awaitable[Any]], *args: Any, **named: Any) -> Any:
-        self._at, self._in_call = "environment", True
+        self._at, self._in_call = "environment", getattr(method, "__name__", "call")
         value = await method(*args, **named)
-        self._in_call = False
+        self._in_call = ""
         return value
 
     async def _prompt(self, environment: TextEnvironment, number: int) -> list[Message]:
@@ -263,7 +268,7 @@ class TextEpisode:
         key = f"{self._key}.{number}"
         step: TextStep = await self._called(environment.step, action, key=key, timeout=timeout)
         if not math.isfinite(step.reward):
-            raise EnvironmentFault(f"the reward is {step.reward}")
+            raise EnvironmentFault(f"step: the reward is {step.reward}")
         self.record.steps, self._info = number, step.info
         self.record.total_reward += step.reward
         if self._read is not None:
@@ -285,6 +290,13 @@ class TextEpisode:
             weight_version=answer.weight_version,
             info=step.info,
         )
+
+
+def _of_environment(reason: Reason) -> Reason:
+    """``environment.step: ...``, as of other environments, where the reason begins with a method."""
+    if reason.startswith(_METHODS):
+        return Reason(f"environment.{reason}", reason.traceback)
+    return reason.within("environment")
 
 
 async def bounded(component: str, call: Awaitable[None]) -> str:

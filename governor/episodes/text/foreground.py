@@ -17,6 +17,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from governor.episodes.context import Context, reports
+from governor.episodes.metrics import Reported
 from governor.episodes.rules.evaluation import entropy
 from governor.episodes.rules.seeds import episode_seed
 from governor.episodes.text.actor_pool import ActorHandle
@@ -31,6 +33,7 @@ from governor.errors import ConductorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from pathlib import Path
 
     from governor.episodes.text.chat_model import Answer, ChatModel
     from governor.episodes.text.environments.environment import Message, TextStep
@@ -52,12 +55,16 @@ class Show(Protocol):
 class ForegroundConversation:
     """One episode of the command's phase."""
 
-    def __init__(self, command: StartSimulation, index: int, *, show: Show) -> None:
+    def __init__(self, command: StartSimulation, index: int, *, folder: Path, show: Show) -> None:
+        """`folder` is the `run_folder` of a `context`."""
         self.seed = episode_seed(command.seed, *entropy(index, command))
         """That of the run."""
         self.awaits_model = False
         self._command = command
         self._index = index
+        self._context = Context(run_id="try", run_folder=folder, name=f"environment.{command.environment}")
+        reports.phase = command.name
+        reports.bind(lambda: [(index, Reported())])
         self._show = show
         self._environment: _Environment | None = None
         self._loop = asyncio.new_event_loop()  # not asyncio.run, which would hold Ctrl-C back from user code
@@ -70,7 +77,7 @@ class ForegroundConversation:
         if made is None or not command.made_agents:
             raise ConductorError("the command does not say what its environment and agent are made of")
         if not is_over_http(made.entry):
-            self._environment = _Environment(child.make(made.entry, made.params))
+            self._environment = _Environment(child.make(made.entry, made.params, self._context))
         model = partial(_Model, show=self._show, episode=self)
         playing = _play(command, self._index, self._environment, self._show, model)
         self._playing = self._loop.create_task(playing)

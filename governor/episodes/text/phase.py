@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from governor.episodes import trajectories
-from governor.episodes.context import reports
+from governor.episodes.context import Context, reports
 from governor.episodes.rules import evaluation
 from governor.episodes.text.actor_pool import http_endpoints, process_endpoints
 from governor.episodes.text.base_urls import SessionSuffixBaseURLProvider, StaticBaseURLProvider
@@ -122,11 +122,16 @@ class TextPhase:
             stack.push_async_callback(model.aclose)
             usage = StoredUsage(self._folder, command.name)
             model.usage = usage.sums
+            spec = self._simulation.spec
+            context = Context(
+                run_id=spec.uid, run_folder=self._folder, name=f"environment.{command.environment}"
+            )
+            reports.phase = command.name
             pool = PhasePool(
                 self._simulation,
                 http_endpoints(made.entry, headers=headers_of(server))
                 if over_http
-                else process_endpoints(made.entry, made.params, reuse=None),
+                else process_endpoints(made.entry, made.params, reuse=None, context=context),
                 episodes=self._episodes_left(),
                 env_name=server.name or command.environment,
                 id_of=server.id_of,
@@ -137,7 +142,6 @@ class TextPhase:
                 usage.save()
                 pool.ended(actor, record)
 
-            reports.phase = command.name
             self._manager = manager = DataManager(self._folder, phase=command.name)
             stack.callback(manager.close)
             interactor = Interactor(

@@ -36,6 +36,15 @@ class Game:
         if self.fault == "close":
             raise RuntimeError("it does not close")
 
+class Told(Game):
+    def __init__(self, number, *, context):
+        super().__init__(number)
+        self.context = context
+    def step(self, action):
+        self.context.report(guess=int(action))
+        print(self.context.run_id, self.context.phase, self.context.episode, self.context.run_folder.is_dir())
+        return super().step(action)
+
 class Later(Game):
     async def step(self, action):
         assert threading.current_thread() is threading.main_thread()
@@ -121,6 +130,11 @@ def test_an_environment_in_python(tmp_path, serve):
     ]
     assert last.startswith("terminated after 6 steps, return 1, ")
     assert closed == "closed"
+
+
+def test_its_context(tmp_path, serve):
+    done = governor(tmp_path, '{entry: "talk_code:Told", params: {number: 25}}', serve("model_server.py"))
+    assert done.stdout.count("try play 3 True\n") == 2
 
 
 def test_its_traceback(tmp_path, serve):

@@ -1,8 +1,8 @@
 """The process of one text environment: `python -m governor.episodes.text.environments.child FD PARENT`, started by `process`.
 
 It reads the order and then calls from FD, one at a time, and writes one JSON answer for each: ``{"value": ...}`` or
-``{"fault": "one line", "traceback": "..."}``. It exits without the interpreter's clean-up, which threads of user code could block. It imports
-nothing of the side that starts it, which would cost each environment time and memory.
+``{"fault": "one line", "traceback": "..."}``, with what was ``reported`` since the last one. It exits without the interpreter's clean-up,
+which threads of user code could block. It imports nothing of the side that starts it, which would cost each environment time and memory.
 
 User code runs in a fork. The process that was started is its supervisor: it exits after the fork has exited, on request, or
 when its parent exits, and kills all that user code has started, also in sessions of their own.
@@ -23,20 +23,27 @@ import threading
 from contextlib import suppress
 from functools import cache
 from multiprocessing import spawn
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from governor.episodes.context import reports, with_context
 from governor.episodes.entries import load
+from governor.episodes.metrics import Reported
 from governor.failures import reason_of
 from governor.message_stream import MessageStream, StreamClosed, framed
 from governor.output import capture
 from governor.output.attribution import Attribution
 from governor.processes import guard, prctl
 
+if TYPE_CHECKING:
+    from governor.episodes.context import Context
+
 STEP_NAMES = ("reward", "terminated", "truncated", "info")
 KILL_ALL: Final = signal.SIGUSR1
 """For the supervisor; the kernel sends it when the process that started it exits."""
 _FOR_SUPERVISOR: Final = frozenset({signal.SIGCHLD, signal.SIGTERM, KILL_ALL})
 """SIGTERM is for its group: the supervisor waits whether the fork exits by it."""
+_playing: Final = [(-1, Reported())]
+"""The index of the episode, negative before the first one, and what is reported for it."""
 
 
 def main() -> None:
@@ -45,6 +52,7 @@ def main() -> None:
     _fork_below_supervisor(parent=int(sys.argv[2]), descriptor=int(sys.argv[1]))
     capture.capture_as_told()
     attribution = Attribution()
+    _bind_reports()
     with socket.socket(fileno=int(sys.argv[1])) as sock:
         sock.set_inheritable(False)
         os.register_at_fork(after_in_child=sock.close)
@@ -54,17 +62,21 @@ def main() -> None:
             while (order := requests.wait_message(pickle.loads))[0] != "close":
                 if order[0] == "begin":
                     attribution.begin(**order[1])
+                    _playing[:] = [(order[1].get("episode", -1), _playing[0][1])]
                     continue
+                reported: dict[str, Any] = {}
                 try:
                     if environment is None:
                         environment = _make(*order)
                         answer: Any = {"value": callable(getattr(environment, "reset", None))}
                     else:
                         answer = {"value": call(environment, *order)}
-                    data = json.dumps(answer, default=plain).encode()
+                    reported = _take_reported()
+                    data = json.dumps(answer | reported, default=plain).encode()
                 except BaseException as error:  # noqa: BLE001 - user code: whatever it raises is its fault, SystemExit too
                     reason = reason_of(error)
-                    data = json.dumps({"fault": reason, "traceback": reason.traceback}).encode()
+                    fault = {"fault": reason, "traceback": reason.traceback}
+                    data = json.dumps(fault | (reported or _take_reported())).encode()
                 capture.flush()
                 sock.sendall(framed(data))
         close = getattr(environment, "close", None)
@@ -105,18 +117,32 @@ def _end_as(code: int) -> None:
     os._exit(code)
 
 
-def _make(pickled: bytes, script: dict[str, Any]) -> Any:
+def _bind_reports() -> None:
+    reports.bind(lambda: _playing)
+
+
+def _take_reported() -> dict[str, Any]:
+    """What user code has reported since the last answer, other threads too."""
+    reported = _playing[0][1]
+    reports.finish(reported)
+    sums = reports.take(reported)
+    return {} if sums is None else {"reported": sums}
+
+
+def _make(pickled: bytes, script: dict[str, Any], context: Context | None, phase: str) -> Any:
+    reports.phase = phase
     if script:
         spawn.prepare(script)
-    return make(*pickle.loads(pickled))  # noqa: S301 - from the parent
+    made, params = pickle.loads(pickled)  # noqa: S301 - from the parent
+    return make(made, params, context)
 
 
-def make(made: Any, params: dict[str, Any]) -> Any:
+def make(made: Any, params: dict[str, Any], context: Context | None = None) -> Any:
     """The environment, as `TextProcess.started` has it. Raises what its code raises, ConductorError if that does not load, and TypeError."""
     if isinstance(made, str):
         made = load(made)
     if isinstance(made, type) or not hasattr(made, "step"):
-        made = made(**params)
+        made = made(**with_context(made, params, context))
     missing = [name for name in ("get_task_prompt", "step") if not callable(getattr(made, name, None))]
     if missing:
         raise TypeError(f"a {type(made).__name__} has no {', '.join(missing)}")
@@ -158,6 +184,7 @@ def _finished(value: Any) -> Any:
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
+    loop.call_soon(_bind_reports)
     threading.Thread(target=loop.run_forever, name="event loop", daemon=True).start()
     return loop
 

@@ -21,6 +21,8 @@ from functools import partial
 from multiprocessing import spawn
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from governor.episodes.context import reports
+from governor.episodes.metrics import Reported
 from governor.episodes.text.environments.child import KILL_ALL
 from governor.episodes.text.environments.environment import (
     EnvironmentCrashed,
@@ -41,6 +43,7 @@ from governor.processes.readiness import is_readable, readable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from governor.episodes.context import Context
     from governor.episodes.text.environments.environment import Message, TextStep
 
 GRACE: Final = kill_ladder.GracePeriods(ask=2.0, terminate=0.5, kill=5.0)
@@ -61,6 +64,7 @@ class TextProcess:
         self.pid = child.pid
         self.broken = ""
         self.has_reset = False
+        self._reported = Reported()
         self._closed = False
         self._child = child
         self._reader = reader
@@ -75,6 +79,7 @@ class TextProcess:
         params: Mapping[str, Any] | None = None,
         *,
         timeout: float,  # noqa: ASYNC109 - one deadline, owned here
+        context: Context | None = None,
     ) -> Self:
         """Returns when the environment is built. Raises EnvironmentFault (Hung after `timeout` seconds); nothing is left of it then.
 
@@ -82,9 +87,10 @@ class TextProcess:
         `get_task_prompt()`, which returns a list of chat messages, and `step(action)` for a text, sync (called in the child's main
         thread) or async (in one event loop that runs on between calls). A step returns a mapping, or
         ``(reward, terminated, truncated, info)``. Optional are `close()`, and `reset(seed=...)`, which begins a new episode.
+        A constructor with a parameter `context` gets that.
         """
         name = made if isinstance(made, str) else type(made).__name__
-        order = _pickled_order(name, made, dict(params or {}))
+        order = _pickled_order(name, made, dict(params or {}), context)
         ours, theirs = socket.socketpair()
         with theirs:
             reader, writer = await asyncio.open_unix_connection(sock=ours)
@@ -115,6 +121,11 @@ class TextProcess:
         if not self.broken and not self._closed:
             with contextlib.suppress(OSError):  # the next call says why
                 await self._send(pickle.dumps(("begin", fields)))
+
+    def take_reported(self) -> dict[str, float]:
+        """The figures of what user code has reported since the last call."""
+        reported, self._reported = self._reported, Reported()
+        return reported.figures()
 
     async def reset(self, *, seed: int, timeout: float) -> None:  # noqa: ASYNC109 - one deadline, owned here
         """Does nothing if the environment has no `reset`."""
@@ -178,6 +189,7 @@ class TextProcess:
             self._break(EnvironmentFault(f"{where} was cancelled; its process is killed"))
             raise
         answer = decoded(data, where=where)
+        self._reported.merge(answer.get("reported", {}))
         if "fault" in answer:
             raise EnvironmentFault(Reason(answer["fault"], answer.get("traceback", "")).within(where))
         return answer["value"]
@@ -253,7 +265,7 @@ class _Child:
             os.close(self._pidfd)
 
 
-def _pickled_order(name: str, made: Any, params: dict[str, Any]) -> bytes:
+def _pickled_order(name: str, made: Any, params: dict[str, Any], context: Context | None) -> bytes:
     try:
         pickled = pickle.dumps((made, params))
     except Exception as error:
@@ -263,7 +275,7 @@ def _pickled_order(name: str, made: Any, params: dict[str, Any]) -> bytes:
     # Only a class of the user's script needs that script; as with multiprocessing, it is run again, as __mp_main__.
     of_script = spawn.get_preparation_data(name) if b"__main__" in pickled else {}
     main = {key: value for key, value in of_script.items() if key.startswith("init_main")}
-    return pickle.dumps((pickled, main))
+    return pickle.dumps((pickled, main, context, reports.phase))
 
 
 def _exit_text(code: int) -> str:

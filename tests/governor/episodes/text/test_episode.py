@@ -164,6 +164,6 @@ async def test_a_reward_that_is_no_number_fails_the_episode(stage):
     _, episodes = await stage.play(pool=ActorPool([("lake", "1", "g")], make_endpoint), chat_model=Parrot())
     assert (episodes["lake_1"].outcome, episodes["lake_1"].reason) == (
         "failed",
-        "environment: the reward is nan",
+        "environment.step: the reward is nan",
     )
     assert episodes["lake_1"].total_reward == 0.0

@@ -95,6 +95,25 @@ async def test_an_environment_with_reset_gets_the_seed_and_is_kept(harness, worl
     assert first[::2] == [f"{r.seed % 100}, step 0" for r in records]
 
 
+@pytest.mark.parametrize("kind", ["Reporting", "ReportingAsync"])
+async def test_an_environment_gets_a_context_and_reports(harness, world, kind):
+    made = talking(world.llm, entry=f"tests.support.user_code.text_walks:{kind}")
+    records, end = await harness.play(episodes=3, seconds=SECONDS, **made)
+    assert [record.outcome for record in records] == ["terminated", "failed", "terminated"]
+    first, failed, third = (record.metrics for record in records)
+    assert first == {"built": 1, "loss": 1.5, "other.nonfinite": 2}
+    assert failed == {"loss": 2, "other.nonfinite": 1}
+    assert third == {"built": 1, "loss": 1.5, "other.nonfinite": 2}, "its process is another one"
+    assert end.metrics["loss_mean"] == 1.5
+    states = [json.loads(state) for state in steps_of(harness).env_state]
+    assert [state.pop("episode") for state in states] == [0, 0, 2, 2]
+    folder = str(harness.folder / "run")
+    assert all(
+        state | {"pid": 0} == {"run": "u1", "folder": folder, "made in": "train", "phase": "train", "pid": 0}
+        for state in states
+    )
+
+
 async def test_one_without_is_made_anew_for_each_episode_and_gone_afterwards(harness, world):
     made = talking(world.llm, entry="tests.support.user_code.text_walks:Walk", environment={"steps": 2})
     records, _ = await harness.play(episodes=3, seconds=SECONDS, **made)

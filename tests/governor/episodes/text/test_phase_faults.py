@@ -23,8 +23,8 @@ async def world():
     ("fault", "outcome", "says"),
     [
         ("hang", "timed_out", "1 s"),
-        ("exit", "crashed", "environment: step: its process ended with exit code 3"),
-        ("raise", "failed", "environment: step: ValueError: no way"),
+        ("exit", "crashed", "environment.step: its process ended with exit code 3"),
+        ("raise", "failed", "environment.step: ValueError: no way"),
     ],
 )
 async def test_an_environment_that_breaks_ends_its_episode_alone(harness, world, fault, outcome, says):
@@ -84,7 +84,8 @@ async def test_a_bad_answer_of_an_environment_fails_that_episode_alone(harness, 
         records, _ = await harness.play(episodes=2, seconds=SECONDS, **made)
         assert len(server.steps) == 3 + step  # the one that went wrong is not sent again
     assert [record.outcome for record in records] == [outcome, "terminated"]
-    assert records[0].reason.startswith("environment: ")
+    where = f"environment.{'step' if step else 'get_task_prompt'}" if order == "malformed" else "environment"
+    assert records[0].reason.startswith(f"{where}: ")
     assert says in records[0].reason
 
 
@@ -167,5 +168,5 @@ async def test_a_call_of_an_environment_in_python_has_its_time_where_the_phase_s
     made = talking(world.llm, entry="tests.support.user_code.text_walks:Walk", environment={"fault": "hang"})
     records, _ = await harness.play(episodes=1, seconds=SECONDS, **made)
     assert [(r.outcome, r.reason) for r in records] == [
-        ("timed_out", "environment: step: no answer within 0.5 s; its process is killed")
+        ("timed_out", "environment.step: no answer within 0.5 s; its process is killed")
     ]
