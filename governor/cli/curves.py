@@ -54,7 +54,10 @@ def _require(found: RunCurves, metric: str) -> None:
         return
     known = sorted({name for each in found.phases for name in each.metrics})
     if not known:
-        none = f"run {found.uid} has no curves: none of its episodes has been terminated or truncated"
+        none = (
+            f"run {found.uid} has no curves: none of its episodes has been terminated or truncated, "
+            "and none of its tasks has reported a number"
+        )
         raise UsageError(none) if found.ended else TryAgain(f"{none} yet")
     near = difflib.get_close_matches(metric, known, n=1)
     guess = f", did you mean {near[0]!r}? It" if near else "; it"

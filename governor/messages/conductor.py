@@ -76,7 +76,9 @@ class TaskAttemptEnded(Message, frozen=True):
 
 
 class ReportedSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What was reported of one metric: number, mean, minimum, maximum and last of the finite values, and how many were not."""
+    """What was reported of one metric: number, mean, minimum, maximum and last of the finite values, and how many were not. `before`:
+    how many values that run of the task had reported before; `seconds`: from its first report to the last of these.
+    """
 
     count: int
     mean: float
@@ -84,10 +86,27 @@ class ReportedSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     high: float
     last: float
     others: int = 0
+    before: int = 0
+    seconds: float = 0.0
+
+    @property
+    def total(self) -> int:
+        """How many values there were until now."""
+        return self.before + self.count + self.others
+
+    @property
+    def points(self) -> list[tuple[float, int]]:
+        """Finite values of this mean, minimum and maximum, and how many of each."""
+        low, high, between = self.low + 0.0, self.high + 0.0, self.count - 2
+        ends = [(low, 1), (high, 1)][: self.count]
+        if between <= 0:
+            return ends
+        inner = (self.mean - low / self.count - high / self.count) * (self.count / between)
+        return [*ends, (min(max(inner, low), high), between)]
 
 
 class TaskReported(Message, frozen=True):
-    """What a task has reported while it runs, by name, since the event before."""
+    """What a task has reported, by name, since the event before."""
 
     phase: int
     task: str

@@ -22,6 +22,8 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from governor.messages.conductor import ReportedSums
+
 WINDOWS: Final = 160
 BUCKETS: Final = 32
 HUGE: Final = 1e290
@@ -105,6 +107,34 @@ class Window(msgspec.Struct, gc=False, array_like=True):
         self.level, counts = _coarser(level, counts, level)
         self.buckets = _pack(counts)
 
+    @classmethod
+    def of_sums(cls, many: Sequence[ReportedSums]) -> Window:
+        """Of reports with finite values: of each its minimum, its maximum, and as many equal values between them as there were."""
+        low, high = min(sums.low for sums in many) + 0.0, max(sums.high for sums in many) + 0.0
+        level = _finest(low, high)
+        counts: dict[int, int] = Counter()
+        values: list[float] = []
+        for sums in many:
+            for value, number in sums.points:
+                counts[int(ldexp(value, -level))] += number
+                values.append(value * number)
+        level, counts = _coarser(level, counts, level)
+        first, last = min(sums.before for sums in many) + 1, max(sums.total for sums in many)
+        return cls(
+            count=sum(sums.count for sums in many),
+            low=low,
+            high=high,
+            first_key=first,
+            last_key=last,
+            first_step=first,
+            last_step=last,
+            first_at=min(sums.seconds for sums in many),
+            last_at=max(sums.seconds for sums in many),
+            sums=_exact_sum(values),
+            level=level,
+            buckets=_pack(counts),
+        )
+
     @property
     def mean(self) -> float:
         return fsum(self.sums) / self.count
@@ -152,6 +182,23 @@ class Curve(msgspec.Struct):
         pending += (episode, value, step, at)
         if len(pending) >= 4 * PENDING:
             self.fold()
+
+    def add_sums(self, many: Iterable[ReportedSums]) -> None:
+        """Adds what tasks have reported. A step is the number of the report in its run of the task, from 1; the values of one
+        `ReportedSums` are in one window, that of the first.
+        """
+        self.by_step = True
+        groups: dict[int, list[ReportedSums]] = {}
+        for sums in many:
+            self.unusable += sums.others
+            if sums.count * max(abs(sums.low), abs(sums.high)) >= HUGE:
+                self.unusable += sums.count
+            elif sums.count:
+                groups.setdefault((sums.before + 1) >> self.shift, []).append(sums)
+        for number, group in groups.items():
+            self._take(number, Window.of_sums(group))
+        while len(self.windows) > WINDOWS:
+            self._double()
 
     def fold(self) -> None:
         """Puts what is pending into its windows."""

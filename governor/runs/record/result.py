@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
@@ -20,6 +20,8 @@ from governor.episodes.rules.statistics import PhaseStatistics, summarize
 from governor.errors import RecordDamaged, UsageError
 from governor.files import name_of, write_lines, write_whole
 from governor.messages import COMPLETE, PhaseCurve, PhaseResult, RunCurves, RunOutcome, RunResult
+from governor.messages.conductor import ReportedSums
+from governor.messages.curves import CURVES, Curve
 from governor.messages.figures import PhaseFigures
 from governor.runs.assignment import Assignment, Waiting
 from governor.runs.record import failures, history
@@ -28,6 +30,8 @@ INLINE_BYTES: Final = 64 * 1024
 """Maximum size of a result in the journal; a larger one is in a file, and in the journal without its tasks."""
 MOST_TASKS: Final = 10_000
 """Task runs of a phase that are in its result; if there are more they have a file of their own."""
+REPORTS_AT_ONCE: Final = 4096
+"""Reports of tasks that are put into a curve together."""
 FILES: Final = {outcome: f"result.{outcome}.msgpack" for outcome in get_args(RunOutcome)}
 
 if TYPE_CHECKING:
@@ -247,15 +251,15 @@ def figures_of(journal: Journal, assignment: Assignment, phase: int) -> PhaseFig
 
 
 def curves_of(journal: Journal, row: RunRow, *, metric: str, phase: str | None = None) -> RunCurves:
-    """The curves of a metric in the phases that began, or in the one of this name. Blocks. Raises JournalError, RunFileError, and
-    UsageError for an unknown phase.
+    """The curves of a metric in the phases that began, or in the one of this name: of its episodes, else of what its tasks have
+    reported; ``TASK.METRIC`` is that of one task. Blocks. Raises JournalError, RunFileError, and UsageError for an unknown phase.
     """
     assignment = Assignment.of(row, Waiting(uid=row.uid))
     phases = assignment.run.phases
     if phase is not None and phase not in {each.name for each in phases}:
         known = ", ".join(each.name for each in phases)
         raise UsageError(f"run {row.uid} has no phase {phase!r}; its phases: {known}")
-    found = []
+    found, of_tasks = [], _task_curves(journal, row.uid, metric)
     for index, events in phase_events(journal, row.uid).items():
         if "phase.started" in events and phase in (None, phases[index].name):
             curves = figures_of(journal, assignment, index).curves
@@ -263,13 +267,52 @@ def curves_of(journal: Journal, row: RunRow, *, metric: str, phase: str | None =
                 PhaseCurve(
                     phase=phases[index].name,
                     mode=phases[index].mode,
-                    metrics=tuple(sorted(curves)),
-                    curve=curves.get(metric),
+                    metrics=tuple(sorted({*curves, *of_tasks[index].names})),
+                    curve=curves.get(metric) or of_tasks[index].curve,
                 )
             )
     return RunCurves(
         uid=row.uid, name=row.name, metric=metric, ended=row.ended_at is not None, phases=tuple(found)
     )
+
+
+def _task_curves(journal: Journal, uid: str, metric: str) -> defaultdict[int, _TaskCurve]:
+    """By phase."""
+    begun = journal.last_event(uid, "run.restarted")
+    found: defaultdict[int, _TaskCurve] = defaultdict(_TaskCurve)
+    for event in journal.each_event_of(uid, ("task.reported",)):
+        if event.seq > begun:
+            found[event.data["phase"]].add(event.data, metric)
+    return found
+
+
+class _TaskCurve:
+    """Of a phase: the `names` of its tasks' first metrics, and the curve of one."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, None] = {}
+        self._curve: Curve | None = None
+        self._pending: list[ReportedSums] = []
+
+    def add(self, report: Mapping[str, Any], metric: str) -> None:
+        for name, sums in report["values"].items():
+            if len(self.names) < CURVES:
+                self.names[name] = None
+            if metric in (name, f"{report['task']}.{name}"):
+                self._pending.append(msgspec.convert(sums, ReportedSums))
+        if len(self._pending) >= REPORTS_AT_ONCE:
+            self._fold()
+
+    @property
+    def curve(self) -> Curve | None:
+        if self._pending:
+            self._fold()
+        return self._curve
+
+    def _fold(self) -> None:
+        self._curve = self._curve or Curve()
+        self._curve.add_sums(self._pending)
+        self._pending.clear()
 
 
 def complete_figures_of(journal: Journal, assignment: Assignment, phase: int) -> PhaseFigures:

@@ -57,6 +57,12 @@ class RunnerReports:
         """What the current run has reported: the last value of each name."""
         return {} if self._metrics is None else self._metrics.figures()
 
+    def take_reported(self) -> list[FromRunner]:
+        """What the current run has reported and nobody has heard of."""
+        if self._metrics is None or not (found := self._metrics.take()):
+            return []
+        return [Reported(self._ticket, self._run, found)]
+
     def report(self, **values: Any) -> None:
         """For user code (`TaskContext.report`). Raises TypeError, which names the value, for what is no number."""
         if self._metrics is None:

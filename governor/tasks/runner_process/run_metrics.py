@@ -1,8 +1,8 @@
 """What one run of a task has reported, in a size that does not grow with the number of reports.
 
 Rules:
-1. They are due `FIRST_SECONDS` after the run began, and then each time that a part of `SPARING` of its time has passed, but at most
-   once a second: a run of ten hours sends some 2,000 messages, and one of a moment none. Its end has the last values.
+1. They are due `FIRST_SECONDS` after the first one, and then each time that a part of `SPARING` of the run's time has passed, but at
+   most once a second, and at its end: a run of ten hours sends some 2,000 messages, and one of a moment one.
 2. At most `metrics.MOST` names; values that are not finite are counted.
 """
 
@@ -32,6 +32,8 @@ class RunMetrics:
         self._pending: dict[str, ReportedSums] = {}
         self._last: dict[str, float] = {}
         self._others: dict[str, int] = {}
+        self._sent: dict[str, int] = {}
+        """How many values of each name were taken."""
 
     def add(self, values: Mapping[str, float], now: float) -> bool:
         """Whether they are due."""
@@ -44,7 +46,7 @@ class RunMetrics:
                     self._last[name] = value
                 else:
                     self._others[name] = self._others.get(name, 0) + 1
-                self._pending[name] = _with(self._pending.get(name), value)
+                self._pending[name] = self._with(name, value, now - self._began)
             if now < self._due or not self._pending:
                 return False
             self._due = now + max(1.0, (now - self._began) / SPARING)
@@ -58,6 +60,8 @@ class RunMetrics:
         """What was added since the last call."""
         with self._lock:
             pending, self._pending = self._pending, {}
+            for name, sums in pending.items():
+                self._sent[name] = sums.total
             return pending
 
     def figures(self) -> dict[str, float]:
@@ -66,21 +70,17 @@ class RunMetrics:
             others = {f"{name}{NONFINITE}": float(count) for name, count in self._others.items()}
             return self._last | others
 
-
-def _with(known: ReportedSums | None, value: float) -> ReportedSums:
-    if known is None:
-        known = ReportedSums(0, 0.0, 0.0, 0.0, 0.0)
-    count, mean, low, high, last, others = (
-        known.count,
-        known.mean,
-        known.low,
-        known.high,
-        known.last,
-        known.others,
-    )
-    if not isfinite(value):
-        return ReportedSums(count, mean, low, high, last, others + 1)
-    if not count:
-        return ReportedSums(1, value, value, value, value, others)
-    mean += value / (count + 1) - mean / (count + 1)
-    return ReportedSums(count + 1, mean, min(low, value), max(high, value), value, others)
+    def _with(self, name: str, value: float, seconds: float) -> ReportedSums:
+        known = self._pending.get(name)
+        if known is None:
+            known = ReportedSums(0, 0.0, 0.0, 0.0, 0.0, before=self._sent.get(name, 0))
+        count, mean, low, high = known.count, known.mean, known.low, known.high
+        others, before = known.others, known.before
+        if not isfinite(value):
+            return ReportedSums(count, mean, low, high, known.last, others + 1, before, seconds)
+        if not count:
+            return ReportedSums(1, value, value, value, value, others, before, seconds)
+        mean += value / (count + 1) - mean / (count + 1)
+        return ReportedSums(
+            count + 1, mean, min(low, value), max(high, value), value, others, before, seconds
+        )

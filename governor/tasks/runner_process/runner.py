@@ -201,6 +201,7 @@ class Serving:
                 self._output.begin(work, run)
             self._reports.send(*over, Begun(work.ticket, run, at))
             over = self._one_run(work, run, loaded, began=began, at=at)
+            over[:0] = self._reports.take_reported()
             loaded = None
             if self._cancellation.fired:
                 over[-1] = msgspec.structs.replace(over[-1], dropped=True)

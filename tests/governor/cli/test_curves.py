@@ -105,7 +105,7 @@ def test_values_of_no_episode_are_by_step(monkeypatch):
     [
         (of("retrun", train()), ["--curve", "retrun"], ExitCode.USAGE, "did you mean 'return'? It has: evaluation.return, loss, return, steps"),
         (of("q", train()), ["--curve", "q"], ExitCode.USAGE, "no curve of 'q'; it has"),
-        (of("return", ended=False), ["--curve", "return"], ExitCode.TRY_AGAIN, "none of its episodes has been terminated or truncated yet"),
+        (of("return", ended=False), ["--curve", "return"], ExitCode.TRY_AGAIN, "none of its tasks has reported a number yet"),
         (of("return"), ["--curve", "return"], ExitCode.USAGE, "has no curves"),
         (RETURN, ["--curve", "return", "--of", "steps"], ExitCode.USAGE, "without --of"),
         (RETURN, ["--curve", "return", "--format", "parquet"], ExitCode.USAGE, "table, json or csv"),

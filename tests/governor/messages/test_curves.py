@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from governor.messages import curves
+from governor.messages.conductor import ReportedSums
 from governor.messages.curves import BUCKETS, HUGE, WINDOWS, Curve, Window
 
 VALUES = st.one_of(
@@ -148,3 +149,50 @@ def test_values_without_an_episode_are_by_step() -> None:
         curve.add(0.5, episode=None, step=step, at=1.0)
     assert curve.by_step
     assert [window.first_key for window in curve.in_order] == [*range(1000, 2000, 100)]
+
+
+FINITE = st.floats(-1e9, 1e9)
+
+
+@st.composite
+def sums(draw: st.DrawFn) -> ReportedSums:
+    values = draw(st.lists(FINITE, min_size=1, max_size=9))
+    mean = min(max(math.fsum(values) / len(values), min(values)), max(values))
+    others, before = draw(st.integers(0, 2)), draw(st.integers(0, 1000))
+    return ReportedSums(len(values), mean, min(values), max(values), values[-1], others, before, 0.5)
+
+
+@given(reported=st.lists(sums(), min_size=1, max_size=200), other=st.randoms(use_true_random=False))
+def test_what_tasks_report_is_a_curve_by_step_whatever_the_order(
+    reported: list[ReportedSums], other: random.Random
+) -> None:
+    made: list[Curve] = []
+    for order in (reported, other.sample(reported, len(reported))):
+        made.append(Curve())
+        size = other.randint(1, len(order))
+        for start in range(0, len(order), size):
+            made[-1].add_sums(order[start : start + size])
+    assert packed(made[0]) == packed(made[1])
+    curve = made[0]
+    assert curve.by_step
+    assert len(curve.in_order) <= WINDOWS
+    assert (curve.count, curve.unusable) == (sum(e.count for e in reported), sum(e.others for e in reported))
+    for window in curve.in_order:
+        inside = [
+            each for each in reported if (each.before + 1) >> curve.shift == window.first_step >> curve.shift
+        ]
+        assert (window.low, window.high) == (min(e.low for e in inside), max(e.high for e in inside))
+        mean = math.fsum(e.mean * e.count for e in inside) / window.count
+        assert window.mean == pytest.approx(mean, rel=1e-9, abs=1e-3)
+        found = window.quantiles((0.0, 0.5, 1.0))
+        assert (found[0], found[-1]) == (window.low, window.high)
+        assert sorted(found) == [*found]
+
+
+@pytest.mark.parametrize("value", [1e308, -1e308, HUGE])
+def test_huge_values_of_tasks_are_counted_alone(value: float) -> None:
+    curve = Curve()
+    curve.add_sums(
+        [ReportedSums(3, value, value, value, value), ReportedSums(0, 0.0, 0.0, 0.0, 0.0, others=2)]
+    )
+    assert (curve.count, curve.unusable) == (0, 5)

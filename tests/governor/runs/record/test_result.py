@@ -7,11 +7,12 @@ import pytest
 
 from governor.errors import UsageError
 from governor.journal.journal import Journal
-from governor.messages import RunResult, TaskRecord
+from governor.messages import ReportedSums, RunResult, TaskRecord, TaskReported
 from governor.result import Result
 from governor.run_file.load import parse
 from governor.runs.assignment import Assignment
 from governor.runs.record import result
+from governor.runs.report_handler import record_all
 
 RUN = parse({"name": "r", "phases": [{"name": "a-b", "tasks": [{"id": "t", "call": "m:f", "repeat": 5}]}]})
 RECORDS = [
@@ -28,9 +29,15 @@ RECORDS = [
 
 
 @pytest.fixture
-async def built(tmp_path):
+async def journal(tmp_path):
+    made = Journal(tmp_path / "governor.db")
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def built(tmp_path, journal):
     """The result of a run with five runs of a task."""
-    journal = Journal(tmp_path / "governor.db")
 
     def change(tx):
         tx.submit(uid="r1", key=None, name="r", spec=RUN.raw(), folder="/")
@@ -50,8 +57,7 @@ async def built(tmp_path):
             folder=tmp_path / "run",
         )
 
-    yield build
-    await journal.close()
+    return build
 
 
 def rows(found: RunResult):
@@ -90,3 +96,28 @@ async def test_without_its_folder_their_rows_are_refused(built, monkeypatch, tmp
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     with pytest.raises(UsageError, match="is not on this machine"):
         rows(found)
+
+
+def reported(values, *, task="t", run=0, **more):
+    sums = {name: ReportedSums(1, value, value, value, value, **more) for name, value in values.items()}
+    return TaskReported(phase=0, task=task, run=run, attempt=1, values=sums)
+
+
+async def test_what_tasks_report_has_a_curve(built, journal):
+    def change(tx):
+        record_all(tx, "r1", [reported({"loss": 9.0})])
+        tx.event("r1", "run.restarted", {})
+        tx.event("r1", "phase.started", {"index": 0})
+        record_all(tx, "r1", [reported({"loss": 4.0, "lr": 1.0}), reported({"loss": 2.0}, task="u", run=1)])
+        record_all(tx, "r1", [reported({"loss": 1.0}, before=1, seconds=2.5)])
+
+    await journal.write(change)
+    row = journal.run("r1")
+    [phase] = result.curves_of(journal, row, metric="loss").phases
+    assert phase.metrics == ("loss", "lr")
+    assert phase.curve.by_step
+    found = [(w.first_step, w.count, w.mean, w.last_at) for w in phase.curve.in_order]
+    assert found == [(1, 2, 3.0, 0.0), (2, 1, 1.0, 2.5)], "without what was discarded"
+    [alone] = result.curves_of(journal, row, metric="u.loss").phases
+    assert [(w.first_step, w.mean) for w in alone.curve.in_order] == [(1, 2.0)]
+    assert result.curves_of(journal, row, metric="no").phases[0].curve is None

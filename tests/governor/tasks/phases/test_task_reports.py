@@ -28,16 +28,24 @@ async def test_the_last_value_is_a_metric_of_the_task_however_it_ends(harness, t
     }
     assert result["times_out"].outcome == "timed_out"
     assert "context.report: 'loss' is of type str, not a number" in result["odd"].error
-    assert result.of(TaskReported) == [], "none of them was long at work"
+    heard = {each.task: each.values["loss"] for each in result.of(TaskReported)}
+    assert heard.keys() == {"trains", "returns", "fails", "times_out"}
+    sums = heard["trains"]
+    assert (sums.count, sums.mean, sums.low, sums.high, sums.last, sums.others) == (2, 2.0, 1.0, 3.0, 1.0, 1)
 
 
 async def test_a_long_task_is_heard_of_while_it_runs(harness, task):
     result = await harness.run(task("long", "reports_for", args={"seconds": 2.5}))
     heard = result.of(TaskReported)
-    assert 1 <= len(heard) <= 3
+    assert 2 <= len(heard) <= 4, "the last one at its end"
+    before = 0
+    for each in heard:
+        assert each.values["step"].before == before == each.values["step"].low
+        before += each.values["step"].count
     first = heard[0]
     assert (first.task, first.run, first.attempt) == ("long", 0, 1)
     sums = first.values["step"]
     assert sums.count > 1
     assert (sums.low, sums.high) == (0.0, sums.last)
-    assert result["long"].metrics["step"] >= heard[-1].values["step"].last
+    assert result["long"].metrics["step"] == heard[-1].values["step"].last == before - 1
+    assert 0 < heard[0].values["step"].seconds < heard[-1].values["step"].seconds < 60
