@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 HEIGHT: Final = 10
 _LEVELS: Final = "▁▂▃▄▅▆▇█"
+_ROUNDING: Final = 1e-9
 _MEAN, _BAND, _LEFT, _BOTTOM, _CORNER = "•", "░", "┤", "─", "└"
 
 
@@ -36,7 +37,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
     if not cells:
         return ""
     low, high = min(cells), max(cells)
-    scale = (len(_LEVELS) - 1) / (high - low) if high > low else 0.0
+    scale = 0.0 if _is_flat(low, high) else (len(_LEVELS) - 1) / (high - low)
     return "".join(_LEVELS[round((cell - low) * scale) if scale else len(_LEVELS) // 2] for cell in cells)
 
 
@@ -46,7 +47,7 @@ def plot(points: Sequence[Point], *, width: int, axis: str, ends: tuple[str, str
     """
     low = min(min(point.low, point.mean) for point in points)
     high = max(max(point.high, point.mean) for point in points)
-    rows = HEIGHT if high > low else 1
+    rows = 1 if _is_flat(low, high) else HEIGHT
     labels = {0: number(high), rows - 1: number(low)}
     if rows > 1:
         labels[rows // 2] = number(high - (high - low) * (rows // 2) / (rows - 1))
@@ -55,7 +56,7 @@ def plot(points: Sequence[Point], *, width: int, axis: str, ends: tuple[str, str
     columns = _resampled(points, begin, end, max(width - indent - 2, 8))
 
     def row_of(value: float) -> int:
-        return round((high - value) / (high - low) * (rows - 1)) if high > low else 0
+        return round((high - value) / (high - low) * (rows - 1)) if rows > 1 else 0
 
     cells = [[" "] * len(columns) for _ in range(rows)]
     for at, column in enumerate(columns):
@@ -69,6 +70,11 @@ def plot(points: Sequence[Point], *, width: int, axis: str, ends: tuple[str, str
     left, right = ends
     between = max(len(columns) - len(left) - len(right), 1)
     yield f"{'':>{indent}}  {left}{axis if len(axis) + 2 <= between else '':^{between}}{right}"
+
+
+def _is_flat(low: float, high: float) -> bool:
+    """Whether the values are as good as equal: means of equal values differ by rounding."""
+    return high - low <= _ROUNDING * max(abs(low), abs(high))
 
 
 def _resampled(points: Sequence[Point], begin: float, end: float, columns: int) -> list[Point | None]:

@@ -14,6 +14,14 @@ def test_a_sparkline_has_a_cell_for_each_value_while_there_is_room():
     assert sparkline([], 8) == ""
 
 
+@pytest.mark.parametrize("value", [0.1, 1 / 3, -1e300, 5e-324, 0.0])
+def test_equal_values_are_drawn_level_whatever_rounding_makes_of_their_means(value):
+    assert set(sparkline([value] * 161, 20)) == {"▅"}
+    mean = sum([value] * 10) / 10
+    points = [Point(n, n + 1, 1, mean if n else value, value, value) for n in range(40)]
+    assert len([*plot(points, width=60, axis="step", ends=("0", "39"))]) == 3
+
+
 @pytest.mark.parametrize("width", [10, 60, 100, 200])
 def test_a_sparkline_is_never_too_wide(width):
     for count in range(1, 400, 7):
