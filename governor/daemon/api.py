@@ -15,11 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from msgspec.structs import asdict
 
 from governor import logs
 from governor.daemon.damage import UNREADABLE, damage_in
 from governor.daemon.queries import RunQueries
+from governor.daemon.senders import Senders
 from governor.errors import (
     AlreadyEnded,
     BadRequest,
@@ -92,6 +92,7 @@ class DaemonApi:
         self._context = context
         self._journal: Journal = context.journal
         self._queries = RunQueries(daemon=daemon, context=context)
+        self._senders = Senders()
 
     async def answer(self, request: Request) -> Sequence[bytes]:
         """Handles one request to the service `governor`."""
@@ -105,7 +106,7 @@ class DaemonApi:
             asked = decode_request(request.body[0])
         except (IndexError, msgspec.MsgspecError) as error:
             raise BadRequest(f"not understood, is the client of another version? ({error})") from error
-        by = _sender(request)
+        by = await self._senders.of(request)
         match asked:
             case Submit():
                 return await self._submit(asked, by)
@@ -390,9 +391,3 @@ class DaemonApi:
         for part in slices(encode(answer)):
             await request.partial(part)
         return Done()
-
-
-def _sender(request: Request) -> dict[str, Any]:
-    """Who sent a request, as the broker knows it; empty where it does not tell."""
-    known = {} if request.peer is None else asdict(request.peer)
-    return {key: value for key, value in known.items() if value not in (None, "")}

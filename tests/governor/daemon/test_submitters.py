@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import pwd
+import threading
+from types import SimpleNamespace
 
 import pytest
 from structlog.testing import capture_logs
 
+from governor.daemon import senders
 from tests.support.api_world import RUN, open_api
+from transport.access import Peer
 
-ME = {"uid": os.getuid(), "gid": os.getgid(), "pid": os.getpid()}
+ME = {"uid": os.getuid(), "gid": os.getgid(), "pid": os.getpid(), "user": pwd.getpwuid(os.getuid()).pw_name}
 
 
 @pytest.fixture
@@ -46,3 +51,40 @@ async def test_runs_of_older_records_have_nobody(daemon):
         lambda tx: tx._connection.execute("UPDATE events SET data = x'c1' WHERE kind = 'run.accepted'")
     )
     assert daemon.journal.submitters(["old"]) == {}
+
+
+def request(uid):
+    return SimpleNamespace(peer=Peer(uid, 1, 2))
+
+
+async def test_a_password_database_that_hangs_delays_one_request_for_a_moment(monkeypatch):
+    monkeypatch.setattr(senders, "NAME_SECONDS", 0.05)
+    answers, asked = threading.Event(), []
+
+    def name(uid):
+        asked.append(uid)
+        assert answers.wait(60)
+        return "ada"
+
+    known = senders.Senders(name)
+    for _ in range(3):
+        assert await known.of(request(5)) == {"uid": 5, "gid": 1, "pid": 2}
+    answers.set()
+    await known._names[5]
+    assert await known.of(request(5)) == {"uid": 5, "gid": 1, "pid": 2, "user": "ada"}
+    assert asked == [5]
+
+
+def test_a_user_without_a_name_and_one_whose_name_is_no_text(monkeypatch):
+    assert senders.user_name(2**31 - 77) == senders.user_name(2**70) == ""
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name="a\udcff" * 100))
+    assert senders.user_name(1).encode()
+    assert len(senders.user_name(1)) <= 10 * senders.NAME_LENGTH
+
+
+async def test_the_users_that_are_remembered_are_bounded(monkeypatch):
+    monkeypatch.setattr(senders, "MOST", 10)
+    known = senders.Senders(str)
+    for uid in range(50):
+        assert (await known.of(request(uid)))["user"] == str(uid)
+    assert len(known._names) <= 10
