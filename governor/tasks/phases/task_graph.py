@@ -3,7 +3,7 @@
 Rules:
 1. Events are reported in order: `TaskStarted` before `TaskEnded`, `PartEndedReport` last. An event does not wait for the
    acknowledgement of the one before.
-2. A start is reported unless its end came with it: a task that takes a millisecond is one event, not two.
+2. A start is reported unless its good end came with it: a task that takes a millisecond is one event, not two.
 3. Events are queued until the governor takes them; beyond `REPORTS_WAITING` no further task begins.
 4. A runner that exits with Ray is no crash of its task: it is not reported, and the task runs again when the run is
    resumed.

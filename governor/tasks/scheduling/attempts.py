@@ -73,7 +73,9 @@ class Attempts:
         self.outcomes.effects.append(effect)
 
     def announce_started(self) -> None:
-        """After an event: emits AttemptStarted for runs that have begun and not ended."""
+        """After an event: emits AttemptStarted for runs that have begun and not ended. Of those that have failed it stands before the
+        end.
+        """
         for slot in self._unannounced:
             job = slot.jobs[0] if slot.jobs else None
             if job is not None and job.unannounced and job.run is not None:
@@ -128,6 +130,8 @@ class Attempts:
         if attempt.runs[job.position : job.position + 1] != (report.run,):
             return
         job.position += 1
+        if job.unannounced and report.error:  # where it failed is on record
+            self.emit(AttemptStarted(attempt, report.run, slot.runner, job.run_at))
         job.unannounced = False
         job.run = None
         slot.last = (job, report.run, job.run_at, report.at)

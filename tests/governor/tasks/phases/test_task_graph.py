@@ -140,6 +140,9 @@ async def test_a_retry_that_succeeds_is_a_success(harness, task):
     assert (result["fail"].outcome, result["fail"].attempts) == ("failed", 2)
     retried = [(event.task, event.attempt, event.outcome) for event in result.of(TaskAttemptEnded)]
     assert sorted(retried) == [("fail", 1, "failed"), ("flaky", 1, "failed")]
+    where = {(event.task, event.attempt): (event.pid, bool(event.node)) for event in result.of(TaskStarted)}
+    assert {("fail", 1), ("fail", 2), ("flaky", 1)} <= where.keys()
+    assert all(pid > 0 and node for pid, node in where.values())
 
 
 @pytest.mark.parametrize("deed", ["sleep", "spin", "hold_the_gil", "swallow"])

@@ -264,6 +264,16 @@ def test_a_start_is_told_unless_its_end_came_with_it():
     assert [(e.attempt.task.id, e.at) for e in driver.of(AttemptStarted)] == [("b", 1.0)]
 
 
+def test_the_start_of_a_run_that_fails_at_once_stands_before_its_end():
+    driver = Driver(task("a"))
+    ticket = driver.ready(0).attempts[0].ticket
+    started, ended, *_ = driver.on(
+        RunnerReported(0.7, 0, [Begun(ticket, 0, 0.5), Over(ticket, 0, 0.6, 0.1, error="ValueError: no")])
+    )
+    assert (type(started), started.run, started.runner, started.at) == (AttemptStarted, 0, 0, 0.5)
+    assert ended.record.outcome == "failed"
+
+
 @pytest.mark.parametrize(
     "event",
     [
