@@ -205,13 +205,17 @@ class Cluster:
         return before != self._reported
 
     async def follow(self, engine: Engine) -> None:
-        """Adapts the number of slots to nodes that join and leave, until it is cancelled. Lost runners are handled elsewhere."""
+        """Adapts the number of slots to nodes that join and leave, until it is cancelled or the connection is shut down. Lost runners
+        are handled elsewhere.
+        """
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
             try:
                 is_changed = await self.refresh()
             except Exception as error:  # noqa: BLE001  # Ray raises many types; it may answer again
                 log.warning("ray.request_failed", reason=f"{type(error).__name__}: {error}")
+                if isinstance(error, ConductorError):  # of `call`: it will not be open again
+                    return
                 continue
             if is_changed:
                 log.info("ray.nodes", nodes=len(self.nodes))

@@ -10,6 +10,7 @@ from collections import Counter
 
 import pytest
 import pytest_asyncio
+from structlog.testing import capture_logs
 
 from governor.errors import ConductorError
 from governor.messages import TaskSpec
@@ -116,6 +117,22 @@ async def test_ray_that_hangs_is_not_waited_for(monkeypatch):
         server.close()
     await asyncio.to_thread(cluster._thread.shutdown)
     assert told == ["left"]
+
+
+async def test_a_connection_that_was_shut_down_is_said_once_and_followed_no_longer(monkeypatch):
+    monkeypatch.setattr("governor.tasks.cluster.cluster.REFRESH_SECONDS", 0.001)
+    cluster = Cluster(address="", token_path=None, namespace="x")
+    cluster._gone = asyncio.get_running_loop().create_future()
+    cluster.ray, cluster.worker = object(), "of a connection that is gone"
+    try:
+        with capture_logs() as lines:
+            async with asyncio.timeout(60):
+                await cluster.follow(None)
+    finally:
+        cluster._thread.shutdown()
+    [line] = lines
+    assert line["event"] == "ray.request_failed"
+    assert "was shut down in this process" in line["reason"]
 
 
 # -- two nodes -----------------------------------------------------------------------------------------------
