@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
@@ -40,6 +42,9 @@ _log = logging.getLogger("transport.worker")
 _BACKOFF: Final = Backoff(0.025, longest=2.0, spread=1.0)
 _ERROR_LIMIT: Final = 4_000
 _LINGER: Final = 1.0
+_SHOWN: Final = 3
+"""Errors of one type that are logged with their tracebacks, in a row without a minute between two."""
+_QUIET: Final = 60.0
 
 
 class Request:
@@ -72,6 +77,46 @@ class Request:
         if self.key is None:
             return list(frames) or [b""]
         return [ReplyEnvelope(*self.key, int(status), self.sequence).frame(), *frames]
+
+
+class Failures:
+    """Errors of handlers in the log. One that comes again and again, as while the disk is full, is counted: after the first ones there
+    is a line a minute.
+    """
+
+    def __init__(self, service: str, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._service = service
+        self._now = now
+        self._known: dict[str, _Repeated] = {}
+
+    def log(self, error: Exception) -> None:
+        """To be called where it is handled."""
+        name, now = type(error).__name__, self._now()
+        known = self._known.get(name)
+        if known is None or now - known.last >= _QUIET:
+            known = self._known[name] = _Repeated(now)
+        known.last = now
+        known.count += 1
+        data: dict[str, object] = {"service": self._service, "error": name}
+        if known.count <= _SHOWN:
+            known.told, known.since = known.count, now
+            _log.warning("worker.handler_failed", exc_info=True, extra={"data": data})
+        elif now - known.since >= _QUIET:
+            data |= {"count": known.count - known.told, "seconds": round(now - known.since, 3)}
+            known.told, known.since = known.count, now
+            _log.warning(
+                "worker.handler_failed", extra={"data": data | {"reason": str(error)[:_ERROR_LIMIT]}}
+            )
+
+
+@dataclass(slots=True)
+class _Repeated:
+    """`count` since the last minute without one, `told` of them by the line at `since`."""
+
+    last: float
+    since: float = 0.0
+    count: int = 0
+    told: int = 0
 
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Sequence[bytes]]]
@@ -128,6 +173,7 @@ class Worker:
         self._closing = False
         self._writable = asyncio.Event()
         self._last_seen = 0.0
+        self._failures = Failures(service)
         self._last_sent = 0.0
         self._supervisor: asyncio.Task[None] | None = None
 
@@ -279,8 +325,7 @@ class Worker:
         try:
             await self._reply(request, await self._handler(request), final=True)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes the client's RemoteError
-            data = {"service": self.service, "error": type(error).__name__}
-            _log.warning("worker.handler_failed", exc_info=True, extra={"data": data})
+            self._failures.log(error)
             frames = (type(error).__name__.encode(), str(error)[:_ERROR_LIMIT].encode(errors="replace"))
             await self._reply(request, frames, final=True, status=ReplyStatus.REMOTE_ERROR)
 

@@ -20,6 +20,7 @@ from transport.errors import (
     TooLarge,
     TransportError,
 )
+from transport.worker import Failures
 
 
 async def hang(request):
@@ -180,6 +181,33 @@ async def test_a_handler_that_raises_is_a_remote_error(world, caplog):
             await read_all(client.stream("fail", idle_timeout=5), bodies)
         assert bodies == [[b"so far"]]
     assert "worker.handler_failed" in caplog.text
+
+
+def test_errors_of_handlers_that_come_in_thousands_are_counted(caplog):
+    at = 0.0
+    failures = Failures("fail", now=lambda: at)
+
+    def fail(error):
+        try:
+            raise error
+        except type(error):
+            failures.log(error)
+
+    for _ in range(900):  # three minutes, as while the disk is full
+        at += 0.2
+        fail(OSError("no room"))
+    fail(KeyError("another"))
+    at += 60.1
+    fail(OSError("no room"))
+    lines = [(one.exc_info is not None, one.data["error"], one.data.get("count")) for one in caplog.records]
+    assert lines == [
+        *[(True, "OSError", None)] * 3,
+        (False, "OSError", 300),
+        (False, "OSError", 300),
+        (True, "KeyError", None),
+        (True, "OSError", None),
+    ]
+    assert caplog.records[3].data["reason"] == "no room"
 
 
 @pytest.mark.parametrize(
