@@ -55,6 +55,7 @@ class _Since(click.ParamType[float]):
 @click.option("--run", metavar="N", type=int, help="Lines of this run of a task with `repeat`, from 0.")
 @click.option("--attempt", metavar="N", type=int, help="Lines of this attempt, from 1.")
 @click.option("--episode", metavar="N", type=int, help="Lines of this episode.")
+@click.option("--evaluation", metavar="N", type=int, help="Lines of this evaluation, from 1.")
 @click.option(
     "--level",
     type=click.Choice(LEVELS, case_sensitive=False),

@@ -121,6 +121,7 @@ class ReadOutput(Message, frozen=True):
     level: str | None = None
     run: int | None = None
     attempt: int | None = None
+    evaluation: int | None = None
 
 
 class OutputLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

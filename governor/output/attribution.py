@@ -93,6 +93,14 @@ class Attribution:
             _process.end(self)
 
 
+def episode_fields(phase: str, episode: int, evaluation: int) -> dict[str, Any]:
+    """Those of an episode, for `Attribution.begin`. `evaluation`: its number, from 1; 0 for none."""
+    fields: dict[str, Any] = {"phase": phase, "episode": episode}
+    if evaluation:
+        fields["evaluation"] = evaluation
+    return fields
+
+
 @contextmanager
 def attributed(**fields: Any) -> Iterator[None]:
     """As `Attribution.begin`, for what is done within."""

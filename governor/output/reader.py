@@ -148,6 +148,7 @@ def filter_of(asked: ReadOutput, conductors: Sequence[str] | None) -> Callable[[
             and (asked.run is None or line.run == asked.run)
             and (asked.attempt is None or line.attempt == asked.attempt)
             and (asked.episode is None or line.episode == asked.episode)
+            and (asked.evaluation is None or line.evaluation == asked.evaluation)
             and (lowest is None or _level_of(line) >= lowest)
             and (conductors is None or line.conductor in conductors)
         )

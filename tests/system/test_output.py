@@ -47,6 +47,14 @@ class Agent:
         return 0
 
 
+class Pupil(Agent):
+    def act(self, observation, *, explore):
+        print("asked")
+        return 0
+    def learn(self, transition):
+        pass
+
+
 def late(seconds=60):
     os.write(1, b"within")
     import ctypes, signal
@@ -107,6 +115,31 @@ async def test_lines_have_conductor_stream_and_episode_and_are_not_in_the_daemon
             await all_of(tree.executor, "nosuchrun")
     for line in (instance.folder / "log").read_text().splitlines():
         json.loads(line)
+
+
+async def test_lines_of_an_evaluation_bear_its_number(instance, code):
+    async with instance.serve() as tree, asyncio.timeout(100):
+        for transport in ("conductors", "in_process"):
+            for vector in (1, 2):
+                run = run_of("one", transport=transport, episodes=4)
+                run["conductors"]["agents"]["agent"]["entry"] = "rooms:Pupil"
+                run["conductors"]["environments"]["room"]["vector"] = vector
+                run["phases"][0] |= {"mode": "train", "evaluate": {"every": 2, "episodes": 2}}
+                uid = await tree.executor.submit(run, folder=code)
+                lines = await all_of(tree.executor, uid, follow=True)
+                assert len([line for line in lines if line.text == "one built"]) == vector
+                found = {
+                    (line.episode, line.evaluation, line.text)
+                    for line in lines
+                    if "raw" not in line.text and "built" not in line.text
+                }
+                asked = {line.evaluation for line in lines if line.text == "asked"}
+                assert asked == {None, 1, 2}
+                assert {each for each in found if each[2] == "one reset"} == {
+                    (episode, evaluation, "one reset")
+                    for episode, evaluation in enumerate((None, None, None, None, 1, 1, 2, 2))
+                }
+                assert len(await all_of(tree.executor, uid, evaluation=2)) >= 4
 
 
 @pytest.mark.ray

@@ -6,14 +6,17 @@ import threading
 from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from governor.episodes.metrics import Reported
 from governor.episodes.progress import EpisodeProgress
+from governor.episodes.rules.evaluation import number_of
+from governor.output.attribution import episode_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from governor.messages import StartSimulation
     from governor.output.attribution import Attribution
 
 RESET: Final = "environment.reset"
@@ -33,18 +36,18 @@ class WrittenOff(Exception):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ExecutionContext(EpisodeProgress):
-    """The state of an episode, for the watch: whose code runs (`where`), since when, until when at most, how far.
+    """The state of an episode of `command`, for the watch: whose code runs (`where`), since when, until when at most, how far.
 
     `owner` is the worker's number, `thread` the id of its thread, `agent` the name of the agent that `where` refers to.
     """
 
+    command: StartSimulation
     owner: int
     agent: str
     where: str = ""
     busy: bool = False
     attribution: Attribution | None = None
     """What the worker prints is that of the episode; None in a vector, where several are under way."""
-    phase: str = ""
     thread: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
@@ -58,11 +61,15 @@ class ExecutionContext(EpisodeProgress):
             self.deadline = inf if seconds is None else self.began + seconds
             self.busy = True
         if self.attribution is not None:
-            if index >= 0:
-                self.attribution.begin(phase=self.phase, episode=index)
-            else:
-                self.attribution.begin(phase=self.phase)
+            self.attribution.begin(**self.fields)
         return self.deadline
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What its output belongs to, as of `Attribution.begin`."""
+        if self.index < 0:
+            return {"phase": self.command.name}
+        return episode_fields(self.command.name, self.index, number_of(self.index, self.command))
 
     def leave(self) -> None:
         """User code has returned. Raises WrittenOff if the watch has declared it hung."""

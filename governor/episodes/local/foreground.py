@@ -72,7 +72,7 @@ class ForegroundEpisode(OneEpisode):
             command, run_seed=command.seed, run_folder=folder, context=lambda name: context(name=name)
         )
         self._of_environment = context(name=f"environment.{command.environment}")
-        self._context = ExecutionContext(number=0, owner=0, agent=command.agents[0])
+        self._context = ExecutionContext(number=0, command=command, owner=0, agent=command.agents[0])
         reports.phase = command.name
         reports.bind(partial(current_episodes, [self._context]))
         self._worker: LocalEpisodeWorker | None = None

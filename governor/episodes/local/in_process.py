@@ -82,7 +82,7 @@ class InProcess:
         self._give_up = give_up
         self._vector = self._made.vector
         self._contexts = [
-            ExecutionContext(number, owner=number // self._vector, agent=command.agents[0])
+            ExecutionContext(number, command=command, owner=number // self._vector, agent=command.agents[0])
             for number in range(command.workers * self._vector)
         ]
         self._workers: dict[int, LocalEpisodeWorker] = {}
@@ -124,7 +124,7 @@ class InProcess:
         exits.set_description(partial(_describe_current, contexts))
         for context in contexts:
             context.thread = threading.get_ident()
-        attribution = _attribution(contexts, phase=simulation.command.name)
+        attribution = _attribution(contexts)
         reports.bind(partial(current_episodes, contexts))
         agent = next(iter(self._agents.values()))
         built = None
@@ -273,19 +273,18 @@ class InProcess:
         return f"environment {self._simulation.command.environment!r}"
 
 
-def _attribution(contexts: list[ExecutionContext], *, phase: str) -> Attribution:
+def _attribution(contexts: list[ExecutionContext]) -> Attribution:
     """Of what the calling worker prints: an episode; in a vector that of the environment whose turn it is."""
     if len(contexts) > 1:
 
         def describe() -> dict[str, str | int]:
-            current = [context.index for context in contexts if context.busy and context.where]
-            return {"phase": phase, "episode": current[0]} if len(current) == 1 else {"phase": phase}
+            current = [context for context in contexts if context.busy and context.where]
+            return current[0].fields if len(current) == 1 else {"phase": contexts[0].command.name}
 
         attribution = Attribution(describe)
         attribution.bind()
     else:
         attribution = contexts[0].attribution = Attribution()
-        contexts[0].phase = phase
     return attribution
 
 

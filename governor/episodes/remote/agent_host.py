@@ -19,7 +19,7 @@ from governor.episodes.remote.agent_session import AgentSession
 from governor.episodes.remote.thread_host import ThreadHost
 from governor.errors import ConductorError
 from governor.failures import reason_of
-from governor.output.attribution import Attribution
+from governor.output.attribution import Attribution, episode_fields
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,7 +104,7 @@ class AgentHost(ThreadHost):
         episodes = () if self._runtime is None else self._runtime.working_on
         if len(episodes) != 1 or episodes[0].number < 0:
             return {}
-        return {"phase": reports.phase, "episode": episodes[0].number}
+        return episode_fields(reports.phase, episodes[0].number, episodes[0].evaluation)
 
     def _answer(self, peer: bytes, data: bytes) -> bytes | None:
         try:

@@ -46,7 +46,8 @@ class AgentEpisode:
     """An episode that the agent plays for a session, in one of its slots; without a slot, other work for that session.
 
     `explore` and `learn` hold for all of its steps, `observation` and `action` are the last ones. `fault` is (where, reason) once
-    a call for it has failed. `number` is its number in the phase, negative if unknown. `reported`: since the last answer.
+    a call for it has failed. `number` is its number in the phase, negative if unknown; `evaluation` as of `wire.ResetFrame`.
+    `reported`: since the last answer.
     """
 
     session: bytes
@@ -58,6 +59,7 @@ class AgentEpisode:
     action: Any = None
     fault: tuple[str, Reason] | None = None
     reported: Reported = field(default_factory=Reported)
+    evaluation: int = 0
 
     def attempt(self, where: str, call: Callable[..., object], *args: Any) -> None:
         """Runs user code: whatever it raises is this episode's fault."""

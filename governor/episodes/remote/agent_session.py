@@ -17,7 +17,7 @@ from governor.episodes.remote import wire
 from governor.episodes.remote.agent_runtime import AgentEpisode
 from governor.episodes.spaces import Discrete
 from governor.failures import Reason
-from governor.output.attribution import Attribution
+from governor.output.attribution import Attribution, episode_fields
 
 if TYPE_CHECKING:
     from governor.episodes.remote.agent_runtime import AgentRuntime
@@ -39,9 +39,10 @@ class AgentSession:
                 episode.observation = request.observation
                 return self._act(runtime, episode, request.number)
             case wire.BeginFrame():
-                self.attribution.begin_raw(phase=request.phase, episode=request.episode)
-                reports.phase = request.phase
-                episode = self._begin(runtime, 0, request.episode, request.observation, train=request.train)
+                self.attribution.begin_raw(
+                    **episode_fields(request.phase, request.episode, request.evaluation)
+                )
+                episode = self._begin(runtime, request, 0, request.episode, request.observation)
                 return self._act(runtime, episode, request.number)
             case wire.FinishFrame():
                 end = wire.TERMINATED * request.terminated | wire.TRUNCATED * request.truncated
@@ -56,10 +57,22 @@ class AgentSession:
                 return self._act_many(runtime, request)
 
     def _begin(
-        self, runtime: AgentRuntime, slot: int, number: int, observation: Any, *, train: bool
+        self,
+        runtime: AgentRuntime,
+        request: wire.BeginFrame | wire.ActManyFrame,
+        slot: int,
+        number: int,
+        observation: Any,
     ) -> AgentEpisode:
+        reports.phase, train = request.phase, request.train
         episode = self._episodes[slot] = AgentEpisode(
-            self._name, slot, number, observation, explore=train, learn=train and runtime.learns
+            self._name,
+            slot,
+            number,
+            observation,
+            explore=train,
+            learn=train and runtime.learns,
+            evaluation=request.evaluation,
         )
         return episode
 
@@ -107,9 +120,7 @@ class AgentSession:
         reports.phase = request.phase
         for row, (slot, kind) in enumerate(zip(request.slots, request.kinds, strict=True)):
             if kind == wire.FIRST:
-                acting[row] = self._begin(
-                    runtime, slot, next(numbers, -1), observations[row], train=request.train
-                )
+                acting[row] = self._begin(runtime, request, slot, next(numbers, -1), observations[row])
                 continue
             episode = self._learn(runtime, slot, observations[row], request.rewards[row], request.ends[row])
             episode.observation = observations[row]

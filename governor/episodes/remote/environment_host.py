@@ -21,7 +21,7 @@ from governor.episodes.metrics import Reported
 from governor.episodes.remote import wire
 from governor.episodes.remote.thread_host import ThreadHost
 from governor.failures import reason_of
-from governor.output.attribution import Attribution
+from governor.output.attribution import Attribution, episode_fields
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,6 +59,8 @@ class EnvironmentHost(ThreadHost):
         self._environments: list[Environment] = []
         self._episodes: dict[int, int] = {}
         """By slot: the episode of its last reset."""
+        self._evaluation = 0
+        """That of these episodes."""
         self._method = "reset"
         self._attribution = Attribution(self._current_fields if vector > 1 else None)
 
@@ -90,7 +92,7 @@ class EnvironmentHost(ThreadHost):
                 stepped = self._step(0, request.action)
                 return wire.encode(wire.SteppedFrame(request.number, *stepped, self._take(0)))
             if isinstance(request, wire.ResetFrame):
-                self._attribution.begin(phase=request.phase, episode=request.episode)
+                self._attribution.begin(**episode_fields(request.phase, request.episode, request.evaluation))
                 self._begin(request, [0], [request.episode])
                 observation, row = self._reset(0, request.seed)
                 return wire.encode(wire.ObservedFrame(request.number, observation, row, self._take(0)))
@@ -144,7 +146,7 @@ class EnvironmentHost(ThreadHost):
     def _begin(
         self, request: wire.ResetFrame | wire.ResetManyFrame, slots: list[int], episodes: list[int]
     ) -> None:
-        reports.phase = request.phase
+        reports.phase, self._evaluation = request.phase, request.evaluation
         self._episodes |= zip(slots, episodes, strict=False)
         for slot in slots:
             self._take(slot)  # of an attempt that was given up
@@ -188,7 +190,7 @@ class EnvironmentHost(ThreadHost):
     def _current_fields(self) -> dict[str, str | int]:
         """As of `attribution`: in a vector, those of the slot whose code runs."""
         episode = self._episodes.get(-1 if self.current_slot is None else self.current_slot)
-        return {} if episode is None else {"phase": reports.phase, "episode": episode}
+        return {} if episode is None else episode_fields(reports.phase, episode, self._evaluation)
 
     def _describe_current(self) -> str:
         slot = self.current_slot

@@ -17,6 +17,7 @@ import numpy as np
 from governor.episodes.remote import wire
 from governor.episodes.remote.episode_worker import EpisodeWorker
 from governor.episodes.remote.worker import run
+from governor.episodes.rules.evaluation import number_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,15 +59,18 @@ class SingleWorker(EpisodeWorker):
 
     def _play(self, attempt: EpisodeAttempt) -> None:
         environment, agent = self._connected(self._environment), self._connected(self._agent)
-        phase, info = self.simulation.command.name, self.simulation.command.info or None
-        reset = wire.ResetFrame(environment.next_number(), attempt.seed, attempt.index, phase, info)
+        command = self.simulation.command
+        phase, evaluation = command.name, number_of(attempt.index, command)
+        reset = wire.ResetFrame(
+            environment.next_number(), attempt.seed, attempt.index, phase, command.info or None, evaluation
+        )
         observed = self._ask(environment, reset, attempt, wire.ObservedFrame)
         if observed is None:
             return
         attempt.begin_info(observed.info)
         attempt.observation = observed.observation
         request: wire.BeginFrame | wire.ActFrame = wire.BeginFrame(
-            agent.next_number(), attempt.observation, self._train, attempt.index, phase
+            agent.next_number(), attempt.observation, self._train, attempt.index, phase, evaluation
         )
         while True:
             acted = self._ask(agent, request, attempt, wire.ActedFrame)
@@ -121,7 +125,13 @@ class VectorWorker(EpisodeWorker):
         seeds, indices = [attempt.seed for attempt in starting], [attempt.index for attempt in starting]
         command = self.simulation.command
         request = wire.ResetManyFrame(
-            channel.next_number(), slots, seeds, indices, command.name, command.info or None
+            channel.next_number(),
+            slots,
+            seeds,
+            indices,
+            command.name,
+            command.info or None,
+            number_of(indices[0], command),
         )
         answer = self._answer(channel, request, starting, wire.SteppedManyFrame)
         if answer is None:
@@ -156,6 +166,7 @@ class VectorWorker(EpisodeWorker):
             self._train,
             [attempt.index for attempt in attempts if attempt.kind == wire.FIRST],
             self.simulation.command.name,
+            number_of(attempts[0].index, self.simulation.command) if attempts else 0,
         )
         answer = self._answer(channel, request, attempts, wire.ActedManyFrame)
         if answer is None:

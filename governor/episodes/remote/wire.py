@@ -32,12 +32,15 @@ class WireFrame(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ResetFrame(WireFrame, frozen=True, tag=1):
-    """`seed` has 32 bits. `episode` is its number in the phase. `info`: what is wanted of infos, as of `StartSimulation`."""
+    """`seed` has 32 bits. `episode` is its number in the phase. `info`: what is wanted of infos, as of `StartSimulation`.
+    `evaluation`: the number of the evaluation that it belongs to, from 1; 0 for none.
+    """
 
     seed: int
     episode: int = -1
     phase: str = ""
     info: Any = None
+    evaluation: int = 0
 
 
 class StepFrame(WireFrame, frozen=True, tag=2):
@@ -66,12 +69,13 @@ class SteppedFrame(WireFrame, frozen=True, tag=4):
 
 
 class BeginFrame(WireFrame, frozen=True, tag=5):
-    """The first observation of an episode; the answer is `ActedFrame`. `episode`: as of `ResetFrame`."""
+    """The first observation of an episode; the answer is `ActedFrame`. `episode` and `evaluation`: as of `ResetFrame`."""
 
     observation: Any
     train: bool
     episode: int = -1
     phase: str = ""
+    evaluation: int = 0
 
 
 class ActFrame(WireFrame, frozen=True, tag=6):
@@ -129,11 +133,14 @@ class RowFault(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ResetManyFrame(WireFrame, frozen=True, tag=12):
+    """All of its episodes belong to the same evaluation, or to none: so do those of `ActManyFrame`."""
+
     slots: list[int]
     seeds: list[int]
     episodes: list[int] = []
     phase: str = ""
     info: Any = None
+    evaluation: int = 0
 
 
 class StepManyFrame(WireFrame, frozen=True, tag=13):
@@ -169,6 +176,7 @@ class ActManyFrame(WireFrame, frozen=True, tag=15):
     train: bool
     episodes: list[int] = []
     phase: str = ""
+    evaluation: int = 0
 
 
 class ActedManyFrame(WireFrame, frozen=True, tag=16):

@@ -158,7 +158,7 @@ class Player(OneEpisode):
         )
         self._attribution = Attribution()
         context = ExecutionContext(
-            chunk.worker, owner=chunk.worker, agent=name, phase=command.name, attribution=self._attribution
+            chunk.worker, command=command, owner=chunk.worker, agent=name, attribution=self._attribution
         )
         reports.bind(partial(current_episodes, [context]))
         self._worker = LocalEpisodeWorker(

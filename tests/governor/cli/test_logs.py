@@ -26,6 +26,7 @@ def line(text="hello", **more):
         ({"stream": "stderr", "level": "warning"}, "agent.a WARNING ! hello"),
         ({"task": "fit", "run": 3, "attempt": 2}, "agent.a fit[3].2 | hello"),
         ({"episode": 0}, "agent.a episode 0 | hello"),
+        ({"episode": 40, "evaluation": 2}, "agent.a evaluation 2 episode 40 | hello"),
         ({"partial": True}, "agent.a | hello …"),
         ({"text": "", "dropped": (1_234_567, 98 << 20)}, "agent.a | … 1,234,567 lines (98 MiB) dropped"),
         ({"text": "", "dropped": (1, 2048)}, "agent.a | … 1 line (2 KiB) dropped"),
