@@ -32,12 +32,15 @@ def temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.part")
 
 
-def write_whole(path: Path, data: bytes, *, sync: bool = True) -> None:
+def write_whole(path: Path, data: bytes, *, sync: bool = True, mode: int = 0o666) -> None:
     """Makes its folder, too. Without `sync` the file survives this process, but not a loss of power. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = temporary(path)
     try:
-        part.write_bytes(data)
+        with os.fdopen(
+            os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode), "wb"
+        ) as file:
+            file.write(data)
         if sync:
             put_in_place(part, path)
         else:

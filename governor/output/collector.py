@@ -80,7 +80,7 @@ class Collector:
             self.end(uid)  # if it is being collected what an earlier daemon has left
             with self._lock:
                 if uid not in self._runs:  # `_find_left` may have been faster
-                    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    spool.make_folder(folder)
                     self._runs[uid] = _Run(folder, self._limits())
                     break
         self._wake.set()

@@ -138,7 +138,8 @@ class RunFiles:
         self._sizes[conductor].pop(number)
         try:
             gone = dropped_of(self._folder, conductor).and_also(*_contents(path))
-            write_whole(self._folder / f"{conductor}~dropped.json", json.dumps(gone).encode(), sync=False)
+            counted = self._folder / f"{conductor}~dropped.json"
+            write_whole(counted, json.dumps(gone).encode(), sync=False, mode=0o600)
         except OSError:
             pass  # the count is too low: no reason to keep the file
         with contextlib.suppress(OSError):

@@ -49,7 +49,9 @@ def test_a_line_is_there_within_a_second_while_its_process_goes_on(tmp_path, col
         process.communicate()
     collector.end("one")
     assert not collector.is_collecting("one")
-    assert [path.name for path in reader.folder_of(run).iterdir()] == ["agent.walker.jsonl"]
+    [kept] = reader.folder_of(run).iterdir()
+    assert kept.name == "agent.walker.jsonl"
+    assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
 def test_the_delay_of_a_line_is_below_a_second(tmp_path, collector):

@@ -49,6 +49,7 @@ def test_the_first_and_the_last_lines_are_kept_within_the_limit(tmp_path):
     assert (numbers[0], numbers[-1]) == (0, 19_999)
     assert numbers[first] - numbers[first - 1] - 1 == gap.dropped[0] == 20_000 - len(numbers)
     assert gap.dropped[1] > gap.dropped[0] * 200
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
 
 
 def test_what_was_dropped_before_is_counted_again_with_its_file(tmp_path):
