@@ -37,6 +37,17 @@ def default_runtime_dir(state_dir: Path, environ: Mapping[str, str] = os.environ
     return Path("/run") / NAME if os.geteuid() == 0 else state_dir / "run"
 
 
+def run_folders(state_dir: Path, uid: str) -> list[Path]:
+    """The folders of the runs whose ids begin with `uid`, of a daemon and of `governor run`; if one has that id, of that one alone.
+    Such that may not be read are left out.
+    """
+    places = ("runs/*", "single/*/runs/*")
+    found = [
+        run for place in places for run in sorted(state_dir.glob(place)) if uid and run.name.startswith(uid)
+    ]
+    return [run for run in found if run.name == uid] or found
+
+
 def runtime_dirs(environ: Mapping[str, str] = os.environ) -> list[Path]:
     """The folders in which a client looks for a daemon's socket, in this order."""
     named = _named(environ, "RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR")

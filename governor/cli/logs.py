@@ -1,12 +1,17 @@
-"""`governor logs RUN [NAME]`: what the user code of a run printed and logged. Ctrl-C detaches."""
+"""`governor logs RUN [NAME]`: what the user code of a run printed and logged. Ctrl-C detaches.
+
+The daemon is asked. Where none answers, or it has no such run (of `governor run`, for one), the run's files are read.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
 import time
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -14,13 +19,20 @@ import msgspec
 
 from governor.cli import ask
 from governor.cli.rendering import lines
+from governor.errors import GovernorError, NoSuchRun, NotPermitted, Unreachable
+from governor.locations import default_state_dir, run_folders
 from governor.messages import ReadOutput
 from governor.units import durations
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from governor.executor import Executor
+    from governor.messages import OutputPage
 
 LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+FOLLOW_SECONDS: Final = 0.3
+"""Between two looks at files that grow."""
 _ERASE: Final = "\r\x1b[K"
 _MINUTES: Final = re.compile(r"(?<=\d)m$")
 """``10m``, as other programs take it: in a run file minutes are ``min``."""
@@ -61,32 +73,123 @@ class _Since(click.ParamType[float]):
     type=click.Choice(LEVELS, case_sensitive=False),
     help="Lines that were logged at this level or above.",
 )
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Read the run's files in this state folder, without a daemon.",
+)
 @ask.json_option
 @click.pass_context
 def command(
-    ctx: click.Context, /, *, uid: str, name: str | None, follow: bool, as_json: bool, **wanted: Any
+    ctx: click.Context,
+    /,
+    *,
+    uid: str,
+    name: str | None,
+    follow: bool,
+    state_dir: Path | None,
+    as_json: bool,
+    **wanted: Any,
 ) -> None:
-    """Show what the user code of RUN printed and logged, of one conductor (NAME) or of all. Ctrl-C detaches only."""
+    """Show what the user code of RUN printed and logged, of one conductor (NAME) or of all. Ctrl-C detaches only.
+
+    Where no daemon answers, or it has no such run, the files of the run are read: those of `governor run`, too.
+    """
     asked = ReadOutput(uid=uid, conductor=name, **wanted)
-    redraws = follow and not as_json and sys.stdout.isatty()
-
-    async def read(executor: Executor) -> None:
-        async for page in executor.output_pages(asked, follow=follow):
-            if redraws:
-                click.echo(_ERASE, nl=False)
-            for line in (*page.lines, *(() if follow else page.unfinished)):
-                as_text = lines.escaped(msgspec.json.encode(line).decode()) if as_json else lines.output(line)
-                click.echo(as_text)
-            if redraws and page.unfinished:
-                click.echo(_cut(lines.output(page.unfinished[-1])), nl=False)
-
+    printer = _Printer(follow=follow, as_json=as_json)
     try:
-        ask.ask(ctx.obj, read)
+        if state_dir is not None:
+            missing = NoSuchRun(uid, f"no run {uid!r} in {state_dir}")
+            printer.print_all(_kept_pages(state_dir, asked, follow=follow, instead_of=missing))
+        else:
+            _ask(ctx.obj, asked, printer)
     except KeyboardInterrupt:
         ask.detach(ctx, uid)
     finally:
-        if redraws:
+        printer.close()
+
+
+class _Printer:
+    def __init__(self, *, follow: bool, as_json: bool) -> None:
+        self.follow = follow
+        self.has_begun = False
+        self._as_json = as_json
+        self._redraws = follow and not as_json and sys.stdout.isatty()
+
+    def print_all(self, pages: Iterable[OutputPage]) -> None:
+        for page in pages:
+            self.print(page)
+
+    def print(self, page: OutputPage) -> None:
+        self.has_begun = True
+        if self._redraws:
             click.echo(_ERASE, nl=False)
+        for line in (*page.lines, *(() if self.follow else page.unfinished)):
+            as_json = self._as_json
+            click.echo(lines.escaped(msgspec.json.encode(line).decode()) if as_json else lines.output(line))
+        if self._redraws and page.unfinished:
+            click.echo(_cut(lines.output(page.unfinished[-1])), nl=False)
+
+    def close(self) -> None:
+        if self._redraws:
+            click.echo(_ERASE, nl=False)
+
+
+def _ask(broker: str | None, asked: ReadOutput, printer: _Printer) -> None:
+    """Prints what the daemon has, or what the files of the run have."""
+
+    async def read(executor: Executor) -> None:
+        async for page in executor.output_pages(asked, follow=printer.follow):
+            printer.print(page)
+
+    try:
+        ask.ask(broker, read)
+    except (Unreachable, NoSuchRun) as error:
+        is_elsewhere = "tcp://" in (broker or os.environ.get("GOVERNOR_BROKER", ""))
+        if printer.has_begun or is_elsewhere:
+            raise
+        kept = _kept_pages(default_state_dir(), asked, follow=printer.follow, instead_of=error)
+        printer.print_all(kept)
+
+
+def _kept_pages(
+    state_dir: Path, asked: ReadOutput, *, follow: bool, instead_of: GovernorError
+) -> Iterator[OutputPage]:
+    """As `Executor.output_pages`, from the files of the run below `state_dir`. Raises `instead_of` if it is not there, NoSuchRun,
+    UsageError, NotPermitted.
+    """
+    from governor.output import reader  # noqa: PLC0415  # not for `--help`
+
+    found = run_folders(state_dir, asked.uid)
+    if not found:
+        raise instead_of
+    if len(found) > 1:
+        names = ", ".join(sorted(run.name for run in found)[:5])
+        raise NoSuchRun(asked.uid, f"{asked.uid!r} is the beginning of several runs: {names}")
+    folder = reader.folder_of(found[0])
+    lines.say(f"governor: these are the lines in {folder}", err=True)
+    conductors = None if asked.conductor is None else reader.conductors_named(folder, asked.conductor, list)
+    while True:
+        grows = follow and _may_grow(found[0])  # before they are read: none is missed
+        try:
+            page = reader.page_of(folder, asked, conductors)
+        except PermissionError as error:
+            raise NotPermitted(f"{error.filename} can't be read: {error.strerror}") from None
+        yield page
+        asked = msgspec.structs.replace(asked, cursor=page.cursor)
+        if not page.more:
+            if not grows:
+                return
+            time.sleep(FOLLOW_SECONDS)
+
+
+def _may_grow(run_folder: Path) -> bool:
+    """Whether a daemon is at work there, that of `governor run` for one, and has not seen the end of the run."""
+    from governor.daemon.state_lock import is_served  # noqa: PLC0415  # not for `--help`
+    from governor.output import spool  # noqa: PLC0415  # as above
+
+    is_over = (run_folder / "result.json").exists() and not spool.folder_of(run_folder).exists()
+    return not is_over and is_served(run_folder.parents[1])
 
 
 def _cut(text: str) -> str:

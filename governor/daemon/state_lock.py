@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from governor.errors import AlreadyServed, NotPermitted
@@ -12,7 +13,6 @@ from governor.journal import disk_reserve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 NAME = "governor.lock"
 
@@ -38,6 +38,14 @@ def state_lock(folder: Path) -> Iterator[None]:
             yield
         finally:
             os.ftruncate(fd, 0)
+
+
+def is_served(folder: Path) -> bool:
+    """Whether a daemon has locked this state folder, as far as its file says. Takes no lock: a daemon may be about to start."""
+    try:
+        return Path("/proc", (folder / NAME).read_text().strip() or "-").exists()
+    except (OSError, ValueError):
+        return False
 
 
 @contextmanager

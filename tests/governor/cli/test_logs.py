@@ -10,8 +10,10 @@ from click.testing import CliRunner
 from governor.cli import cli, logs
 from governor.cli import run as cli_run
 from governor.cli.rendering import lines
-from governor.errors import ExitCode
+from governor.daemon import state_lock
+from governor.errors import ExitCode, NoSuchRun, Unreachable
 from governor.messages import OutputLine, OutputPage
+from governor.output.run_files import RunFiles
 
 
 def line(text="hello", **more):
@@ -138,3 +140,71 @@ def test_ctrl_c_detaches(run):
     result, _ = run("abc", "-f", pages=[OutputPage(lines=(line(),), cursor={}), KeyboardInterrupt()])
     assert result.exit_code == ExitCode.INTERRUPTED
     assert "detached; run abc goes on" in result.output
+
+
+@pytest.fixture
+def kept(monkeypatch, tmp_path):
+    """A function that appends lines to the files of a run that `governor run` has played, and the state folder of all."""
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path))
+    monkeypatch.delenv("GOVERNOR_BROKER", raising=False)
+    folder = tmp_path / "single" / "maze-1" / "runs" / "abcd" / "logs"
+    folder.mkdir(parents=True)
+
+    def append(*texts):
+        RunFiles(folder, limit=1 << 20).append("agent.a", [line(text) for text in texts])
+
+    append("hello")
+    return append, folder
+
+
+NO_DAEMON = Unreachable("/run/broker.sock", "no such socket")
+
+
+def texts(result):
+    return [row.partition("| ")[2] for row in result.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("error", [NO_DAEMON, NoSuchRun("abcd")])
+def test_where_no_daemon_has_the_run_its_files_are_read_and_named(run, kept, error):
+    result, _ = run("abc", "a", pages=[error])
+    assert (result.exit_code, texts(result)) == (0, ["hello"])
+    assert f"these are the lines in {kept[1]}" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(("uid", "broker"), [("other", ""), ("abcd", "tcp://elsewhere:7000"), ("", "")])
+def test_without_its_files_or_with_a_daemon_elsewhere_the_error_is_that_of_the_daemon(
+    run, kept, monkeypatch, uid, broker
+):
+    monkeypatch.setenv("GOVERNOR_BROKER", broker)
+    result, _ = run(uid, pages=[NO_DAEMON])
+    assert (result.exit_code, result.stdout) == (ExitCode.UNREACHABLE, "")
+
+
+def test_what_a_daemon_has_shown_is_not_read_again_from_the_files(run, kept):
+    result, _ = run("abcd", "-f", pages=[OutputPage(lines=(line("hello"),), cursor={}), NO_DAEMON])
+    assert (result.exit_code, texts(result)) == (ExitCode.UNREACHABLE, ["hello"])
+
+
+def test_a_named_state_folder_is_read_without_asking_a_daemon(run, kept):
+    result, daemon = run("abcd", "--state-dir", str(kept[1].parents[2]), pages=[])
+    assert (result.exit_code, texts(result), daemon.asked) == (0, ["hello"], None)
+    result, _ = run("abcd", "nobody", "--state-dir", str(kept[1].parents[2]), pages=[])
+    assert result.exit_code == ExitCode.USAGE
+    result, _ = run("other", "--state-dir", str(kept[1]), pages=[])
+    assert result.exit_code == ExitCode.NO_SUCH_RUN
+
+
+def test_files_are_followed_while_a_daemon_is_at_work_there(run, kept, monkeypatch):
+    append, folder = kept
+    waits = []
+    with state_lock.state_lock(folder.parents[2]):
+
+        def sleep(seconds):
+            waits.append(seconds)
+            append(f"line {len(waits)}")
+            if len(waits) == 3:
+                (folder.parents[2] / state_lock.NAME).write_text("")  # as at the end of its holder
+
+        monkeypatch.setattr(logs.time, "sleep", sleep)
+        result, _ = run("abcd", "-f", pages=[NO_DAEMON])
+    assert texts(result) == ["hello", "line 1", "line 2", "line 3"]
