@@ -251,20 +251,19 @@ def _show_warning(*args: Any, **kwargs: Any) -> None:
         _record.fields = outer
 
 
-def capture(folder: Path, *, conductor: str, has_page: bool = True) -> int | None:
+def capture(folder: Path, *, conductor: str) -> int | None:
     """Redirects this process, and what it starts, to new spools in `folder` (`spool.folder_of`); again in a process whose output
     is captured already: to other ones.
 
-    Returns a duplicate of its former standard error, for our own log; None if there was none. `has_page`: the collector sees
-    this process' shared memory, as on the same machine. Raises OSError, and has changed nothing then.
+    Returns a duplicate of its former standard error, for our own log; None if there was none. Raises OSError, and
+    has changed nothing then.
     """
     global _place  # noqa: PLW0603  # as of `attribution`
     stem = spool.new_stem(conductor)
-    page = folder / f"{stem}.{spool.NOW}" if has_page else None
+    page = folder / f"{stem}.{spool.NOW}"
     with contextlib.ExitStack() as made:
-        if page is not None:
-            spool.make_folder(folder)
-            made.callback(page.unlink, missing_ok=True)
+        spool.make_folder(folder)
+        made.callback(page.unlink, missing_ok=True)
         # before the spools: their reader looks for its page
         process = attribution.ProcessAttribution((-1, -1), page)
         spools = []

@@ -3,7 +3,7 @@
 Rules:
 1. A spool is opened with O_APPEND: a write never waits for a reader, and is there after kill -9 of the writer.
 2. In ``runs/<id>/logs/spool/`` a process has ``<conductor>@<pid>-<token>.out`` and ``.err``, one for each stream, and
-   ``.now`` (`attribution`).
+   ``.now`` (`attribution`), which also says how far they were read; of a process on another machine their reader makes it.
 3. Each writer holds a shared lock (flock) on it, which its descendants inherit with the descriptor: when nobody holds one,
    nobody will write to it again.
 4. Bytes outside of records are raw: of C code, of subprocesses. Python writes *records*, one write for each:

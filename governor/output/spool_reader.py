@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import struct
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from governor.files import open_regular
+from governor.files import open_regular, write_whole
 from governor.messages import OutputLine
 from governor.output import spool
 from governor.output.attribution import PAGE_BYTES, read_page
@@ -45,7 +46,9 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class SpoolReader:
-    """`path` is a spool (`spool`); rates are in lines and bytes a second. Raises OSError if it cannot be opened."""
+    """`path` is a spool (`spool`); rates are in lines and bytes a second. Raises OSError if it cannot be opened, or has other names: what
+    is read of it is emptied.
+    """
 
     def __init__(self, path: Path, *, lines_per_second: int, bytes_per_second: int) -> None:
         conductor, pid = spool.parse_stem(path.stem)
@@ -58,8 +61,8 @@ class SpoolReader:
         self._stream = list(spool.STREAMS).index(path.suffix[1:])
         self.lines = SpoolLines(conductor=conductor, pid=pid, stream=self._stream, begun=_begun(path.stem))
         self._bytes_per_second = bytes_per_second
-        self._file = open_regular(path, os.O_RDWR)
-        self._page = _opened(path.with_suffix(f".{spool.NOW}"))
+        self._file = _open(path)
+        self._page = _page_of(path)
         self._can_punch = True
         self._offset = self._freed = self._done = self._first_unread()
         self._lines_left = lines_per_second * BURST_SECONDS
@@ -123,6 +126,8 @@ class SpoolReader:
         elif os.fstat(self._file).st_size == self._done:
             os.ftruncate(self._file, 0)
             self._offset = self._freed = self._done = 0
+            if self._page is not None:
+                os.pwrite(self._page, _READ.pack(0), _READ_AT[self._stream])
 
     def _read(self, allowed: int, at: float, *, lines: int | None = None) -> list[OutputLine]:
         """The lines in the next bytes, at most so many bytes and, if it is given, lines; parts of long lines apart."""
@@ -271,22 +276,11 @@ class SpoolReader:
 
     def _first_unread(self) -> int:
         """Behind what an earlier daemon has read."""
-        size = os.fstat(self._file).st_size
-        if self._page is not None:
-            [read] = _READ.unpack(
-                os.pread(self._page, _READ.size, _READ_AT[self._stream]) or bytes(_READ.size)
-            )
-            return read if read <= size else 0
-        try:
-            offset = os.lseek(self._file, 0, os.SEEK_DATA)
-        except OSError:  # all of it was read, or it is empty
-            return size
-        while data := os.pread(self._file, _PORTION, offset):
-            zeros = len(data) - len(data.lstrip(b"\0"))
-            offset += zeros
-            if zeros < len(data):
-                break
-        return offset
+        if self._page is None:
+            return 0
+        data = os.pread(self._page, _READ.size, _READ_AT[self._stream])
+        [read] = _READ.unpack(data or bytes(_READ.size))
+        return read if read <= os.fstat(self._file).st_size else 0
 
 
 def _begun(stem: str) -> float:
@@ -311,10 +305,23 @@ def _after_lines(data: bytes, number: int) -> int:
     return end if number > 0 else 0
 
 
-def _opened(path: Path) -> int | None:
+def _open(path: Path) -> int:
+    """Raises OSError for what is no file of its own: a link of user code, for one, which would be emptied."""
+    file = open_regular(path, os.O_RDWR)
+    if os.fstat(file).st_nlink > 1:
+        os.close(file)
+        raise OSError(errno.EMLINK, "it has several names", str(path))
+    return file
+
+
+def _page_of(path: Path) -> int | None:
+    """Where it is noted how far the spool was read: a page of its process, or, of one on another machine, of its reader."""
+    page = path.with_suffix(f".{spool.NOW}")
     try:
-        return open_regular(path, os.O_RDWR)
-    except OSError:  # of a process on another machine
+        if not os.path.lexists(page):
+            write_whole(page, bytes(PAGE_BYTES), sync=False, mode=0o600)
+        return _open(page)
+    except OSError:  # a full disk, or a file that is not ours
         return None
 
 

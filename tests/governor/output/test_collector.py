@@ -175,6 +175,7 @@ def test_links_and_pipes_of_user_code_are_no_spools(tmp_path, collector):
     target.write_bytes(b"of the user\n" * 1000)
     before = target.read_bytes()
     (spool.folder_of(run) / "x@7-1.out").symlink_to(target)
+    os.link(target, spool.folder_of(run) / "z@7-1.out")
     os.mkfifo(spool.folder_of(run) / "y@7-1.err")
     collector.end("one")
     assert texts(run) == []

@@ -23,6 +23,19 @@ def numbers(lines):
     return [int(line.text) for line in lines if not line.dropped]
 
 
+def read_all(reader):
+    """All lines that are there; then they count as kept."""
+    found = []
+    while lines := reader.read(time.time()):
+        found += lines
+    reader.done()
+    return found
+
+
+LONG = (b"x" * 99 + b"\n") * (FREED_BYTES // 100 + 1)
+"""More than is freed at once."""
+
+
 def test_what_was_read_takes_no_space(tmp_path, out):
     [reader] = readers_of(tmp_path)
     for _ in range(100):
@@ -65,6 +78,65 @@ def test_a_reader_that_died_before_its_lines_were_on_disk_is_followed_by_one_tha
     assert numbers(second.read(time.time())) == [2]
     second.close()
     first.close()
+
+
+@pytest.mark.parametrize("punches", [True, False])
+def test_where_a_reader_was_killed_its_follower_goes_on_also_if_space_cannot_be_freed(
+    tmp_path, out, monkeypatch, punches
+):
+    if not punches:
+        monkeypatch.setattr("governor.output.spool_reader._libc.fallocate", lambda *_: -1)
+    [killed] = readers_of(tmp_path)
+    os.write(out, b"1\n2\n")
+    assert numbers(read_all(killed)) == [1, 2]
+    os.write(out, b"3\n" + LONG)
+    assert read_all(killed)[0].text == "3"
+    os.write(out, b"4\n")
+    assert numbers(killed.read(time.time())) == [4]
+    os.write(out, b"5\n")
+    killed.done()
+    [second] = readers_of(tmp_path)
+    assert numbers(read_all(second)) == [5]
+    os.write(out, LONG)
+    read_all(second)
+    os.write(out, b"6\n")
+    [third] = readers_of(tmp_path)
+    assert numbers(third.finish(time.time())) == [6]
+    assert not list(tmp_path.iterdir())
+    killed.close()
+    second.close()
+
+
+def test_what_is_written_to_a_spool_that_was_emptied_is_all_read_by_a_follower(tmp_path, out, monkeypatch):
+    monkeypatch.setattr("governor.output.spool_reader._libc.fallocate", lambda *_: -1)
+    [killed] = readers_of(tmp_path)
+    for _ in range(2):
+        os.write(out, LONG)
+        read_all(killed)
+    assert os.fstat(out).st_size == 0
+    os.write(out, b"1\n" + LONG + b"2\n")
+    [second] = readers_of(tmp_path)
+    lines = read_all(second)
+    assert (lines[0].text, lines[-1].text) == ("1", "2")
+    second.close()
+    killed.close()
+
+
+@pytest.mark.parametrize("name", ["x@7-1.out", "agent.a@7-1.now"])
+def test_a_file_of_the_user_in_the_place_of_a_spool_or_its_page_is_not_touched(tmp_path, out, name):
+    data = tmp_path / "data"
+    data.write_bytes(b"of the user\n" * 1000)
+    before = data.read_bytes()
+    os.link(data, tmp_path / name)
+    if name.endswith("out"):
+        with pytest.raises(OSError, match="it has several names"):
+            readers_of(tmp_path)
+    else:
+        [reader] = readers_of(tmp_path)
+        os.write(out, b"1\n")
+        assert numbers(reader.read(time.time())) == [1]
+        reader.close()
+    assert data.read_bytes() == before
 
 
 def test_a_process_that_floods_takes_little_space_and_nothing_is_written_to_disk_for_that(
@@ -136,11 +208,11 @@ def test_a_spool_that_was_emptied_is_read_from_its_beginning(tmp_path, out):
 def test_where_space_cannot_be_freed_a_spool_that_was_read_is_emptied(tmp_path, out, monkeypatch):
     [reader] = readers_of(tmp_path)
     monkeypatch.setattr("governor.output.spool_reader._libc.fallocate", lambda *_: -1)
-    for number in range(30):
+    for number in range(100):
         os.write(out, b"x" * 99_999 + b"\n" + b"%d\n" % number)
         assert reader.read(time.time())[-1].text == str(number)
         reader.done()
-    assert os.fstat(out).st_size < 1_500_000
+    assert os.fstat(out).st_size < FREED_BYTES + 100_000
     reader.close()
 
 
