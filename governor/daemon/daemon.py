@@ -102,6 +102,7 @@ class Daemon:
         self.is_stopping = False
         self._journal: Journal
         self._broker: BrokerProcess
+        self._reserve: disk_reserve.Reserve
         self._pruner: Pruner
 
     def dispatch(self) -> None:
@@ -203,7 +204,7 @@ class Daemon:
 
     async def _open_journal(self, stack: AsyncExitStack) -> Journal:
         folder, loop = self.config.state_dir, asyncio.get_running_loop()
-        reserve = disk_reserve.Reserve(
+        reserve = self._reserve = disk_reserve.Reserve(
             folder,
             on_used=lambda full: loop.call_soon_threadsafe(self._background.fail, full),
             sockets=self.config.runtime_dir,
@@ -230,7 +231,8 @@ class Daemon:
         client = await stack.enter_async_context(Client(config.private_endpoint))
         await wait_until_answering(client)
         stack.push_async_callback(ray.aclose)
-        output = Collector(runs, lambda: self.config.logs)
+        output = Collector(runs, lambda: self.config.logs, reserve=lambda: self.config.disk_reserve)
+        self._reserve.relieve = output.relieve
         stack.push_async_callback(asyncio.to_thread, output.close)
         return RunContext(
             client_endpoint=config.client_endpoint,

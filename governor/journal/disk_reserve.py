@@ -2,7 +2,7 @@
 
 Rules:
 1. A daemon starts only if there is room for the reserve and as much again to work in.
-2. The reserve is released when the disk is full: the room is used to record pending changes and the interruption of the
+2. When the disk is full, what can be spared is dropped first (`relieve`). Where that does not help, the reserve is released: the room is used to record pending changes and the interruption of the
    runs, and the daemon shuts down in order.
 3. A disk is also full without inodes, or when a quota is used up. No figure of the disk shows a quota, so a file is
    written to find out.
@@ -34,6 +34,8 @@ FULL_FILES: Final = 32
 """With room for fewer files a disk counts as full: after a failure some files have been removed again."""
 TRIED_BYTES: Final = 4096
 """Size of the test file in the folder of sockets."""
+RELIEVED: Final = 20
+"""Times that an operation finds the disk full again, after what could be spared was dropped: a process may fill it at once."""
 READ_ONLY: Final = frozenset({errno.EROFS})
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FULL_OF_SQLITE: Final = frozenset(
@@ -102,6 +104,8 @@ class Reserve:
     ) -> None:
         self.path = folder / NAME
         self.size = size
+        self.relieve: Callable[[], bool] = lambda: False
+        """Frees room that others can spare, and says whether there was any; in any thread."""
         self._sockets = sockets
         self._allocate = allocate
         self._on_used = on_used
@@ -122,6 +126,12 @@ class Reserve:
                 raise
             raise missing from error
 
+    def make_room(self, error: BaseException, *, tried: int = 0) -> bool:
+        """Drops what others can spare; where there is nothing, or `tried` says that it did not help so often, gives up the reserve.
+        Whether there was any.
+        """
+        return (tried < RELIEVED and self.relieve()) or self.give_up(error)
+
     def give_up(self, error: BaseException) -> bool:
         """Removes the file, and calls `on_used`; returns whether there was one."""
         with self._lock:
@@ -139,8 +149,10 @@ class Reserve:
 
     def is_needed(self) -> bool:
         """Whether the disk is full, or was: then the reserve is given up, and other failures may have that cause."""
-        if not self._was_used and (error := self._refusal()) is not None:
-            self.give_up(error)
+        if not self._was_used and self._refusal() is not None:
+            self.relieve()
+            if (error := self._refusal()) is not None:
+                self.give_up(error)
         return self._was_used
 
     def _refusal(self) -> OSError | None:

@@ -21,6 +21,7 @@ import threading
 from collections import defaultdict
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -115,9 +116,9 @@ class Journal(RunsTable):
         await asyncio.to_thread(self._readers.close)
         self._writing.close()  # the last connection moves the log into the file
 
-    def make_room(self, error: BaseException) -> bool:
-        """Gives up the reserve if `error` means a full disk: the failed operation may then succeed."""
-        return is_full(error) and self._reserve is not None and self._reserve.give_up(error)
+    def make_room(self, error: BaseException, *, tried: int = 0) -> bool:
+        """Makes room if `error` means a full disk, as `Reserve.make_room`: the failed operation may then succeed."""
+        return is_full(error) and self._reserve is not None and self._reserve.make_room(error, tried=tried)
 
     @property
     def is_out_of_room(self) -> bool:
@@ -181,12 +182,13 @@ class Journal(RunsTable):
     def _commit(self, group: list[_Change]) -> None:
         touched: set[str] = set()
         try:
-            try:
-                touched = self._transact(group)
-            except sqlite3.Error as first:
-                if not self.make_room(first):
-                    raise
-                touched = self._transact(group)
+            for tried in count():
+                try:
+                    touched = self._transact(group)
+                    break
+                except sqlite3.Error as error:
+                    if not self.make_room(error, tried=tried):
+                        raise
         except sqlite3.Error as error:
             failure = schema.failure(self.path, "written", error)
             for change in group:

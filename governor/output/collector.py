@@ -5,7 +5,8 @@ Rules:
 2. Each process has a rate, of lines and of bytes. Of what it writes beyond it the newest is read, the rest is skipped and
    counted. All processes together have a rate of lines, too, so that the daemon's time is bounded.
 3. What was read is freed on disk while a process goes on, and costs others no time at the disk.
-4. A spool that nobody holds open any more is read to its end and removed. So are those that an earlier daemon left.
+4. Where the disk is nearly full, it looks more often, and room is left to others (`run_files`).
+5. A spool that nobody holds open any more is read to its end and removed. So are those that an earlier daemon left.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from governor import logs
 from governor.output import spool
-from governor.output.run_files import RunFiles
+from governor.output.run_files import RunFiles, free_bytes
 from governor.output.spool_reader import SpoolReader
 
 if TYPE_CHECKING:
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from governor.messages import OutputLine
 
 TICK_SECONDS: Final = 0.2
+TIGHT_SECONDS: Final = 0.01
+"""As `TICK_SECONDS`, where the disk is nearly full: within one a process must not fill the rest."""
+LEAST_FREE: Final = 8 << 20
+RELIEF_SECONDS: Final = 5.0
 LINES_PER_SECOND: Final = 10_000
 """Of all processes together."""
 END_SECONDS: Final = 60.0
@@ -45,24 +50,32 @@ class OutputLimits(Protocol):
 
 
 class _Run:
-    def __init__(self, folder: Path, limits: OutputLimits) -> None:
+    def __init__(self, folder: Path, limits: OutputLimits, *, keep_free: int) -> None:
         self.folder = folder
         self.spools: dict[str, SpoolReader] = {}
         self.given_up: set[str] = set()
         """Spools that cannot be read, or not be removed."""
-        self.files = RunFiles(folder.parent, limit=limits.run_bytes)
+        self.files = RunFiles(folder.parent, limit=limits.run_bytes, keep_free=keep_free)
+        self.found: dict[str, list[OutputLine]] = {}
+        """By conductor, what is to be written."""
+        self.is_refused = False
+        """It was told that lines had no room."""
         self.is_ending = False
         self.ended = threading.Event()
 
 
 class Collector:
-    """`begin` and `end` a run below `runs_folder`; `close` ends the thread. `limits` returns those that count now. All methods can be called in any
-    thread.
+    """`begin` and `end` a run below `runs_folder`; `close` ends the thread. `limits` returns those that count now, `reserve` the bytes of the disk that
+    others need (`disk_reserve`). All methods can be called in any thread.
     """
 
-    def __init__(self, runs_folder: Path, limits: Callable[[], OutputLimits]) -> None:
+    def __init__(
+        self, runs_folder: Path, limits: Callable[[], OutputLimits], *, reserve: Callable[[], int] = int
+    ) -> None:
         self._runs_folder = runs_folder
         self._limits = limits
+        self._reserve = reserve
+        self._is_tight = False
         self._runs: dict[str, _Run] = {}
         self._lock = threading.RLock()
         self._wake = threading.Event()
@@ -81,7 +94,7 @@ class Collector:
             with self._lock:
                 if uid not in self._runs:  # `_find_left` may have been faster
                     spool.make_folder(folder)
-                    self._runs[uid] = _Run(folder, self._limits())
+                    self._runs[uid] = self._run(folder)
                     break
         self._wake.set()
 
@@ -108,6 +121,22 @@ class Collector:
             spools = [] if run is None else list(run.spools.values())
             return [line for reader in spools for line in reader.lines.unfinished]
 
+    def relieve(self) -> bool:
+        """Drops what is unread of all spools, because the disk is full; whether that was anything. Returns within `RELIEF_SECONDS`."""
+        freed = False
+        if not self._lock.acquire(timeout=RELIEF_SECONDS):
+            return False
+        try:
+            for run in self._runs.values():
+                for reader in run.spools.values():
+                    with contextlib.suppress(OSError):  # it is left for the next look
+                        found = reader.empty(time.time())
+                        freed = freed or bool(found)
+                        run.found.setdefault(reader.conductor, []).extend(found)
+        finally:
+            self._lock.release()
+        return freed
+
     def close(self) -> None:
         """What is unread stays for the next daemon."""
         self._closed = True
@@ -119,8 +148,21 @@ class Collector:
         for folder in self._runs_folder.glob(f"*/logs/{spool.FOLDER}"):
             with self._lock, contextlib.suppress(OSError):
                 if (uid := folder.parts[-3]) not in self._runs and folder.exists():
-                    self._runs[uid] = _Run(folder, self._limits())
+                    self._runs[uid] = self._run(folder)
                     self._runs[uid].is_ending = True
+
+    def _run(self, folder: Path) -> _Run:
+        return _Run(folder, self._limits(), keep_free=self._keep_free())
+
+    def _keep_free(self) -> int:
+        """Half of the reserve: with all of it free a run is accepted, and its first lines should have room."""
+        return max(self._reserve() // 2, LEAST_FREE)
+
+    def _look_at_disk(self) -> None:
+        try:
+            self._is_tight = free_bytes(self._runs_folder) < 2 * self._keep_free()
+        except OSError:  # it hangs on a server, for one
+            self._is_tight = False
 
     def _work(self) -> None:
         try:
@@ -128,8 +170,10 @@ class Collector:
         except OSError as error:
             log.warning("output.not_collected", reason=str(error))
         while not self._closed:
-            if self._wake.wait(TICK_SECONDS if self._runs else None):
+            seconds = TIGHT_SECONDS if self._is_tight else TICK_SECONDS
+            if self._wake.wait(seconds if self._runs else None):
                 self._wake.clear()
+            self._look_at_disk()
             loud = 0
             for uid, run in list(self._runs.items()):
                 try:
@@ -152,27 +196,15 @@ class Collector:
             limits = self._limits()
             is_ending = run.is_ending
             self._find_spools(run, limits)
-            now = time.time()
-            lines: dict[str, list[OutputLine]] = {}
-            loud = 0
-            for name, reader in list(run.spools.items()):
-                reader.lines_per_second = min(limits.lines_per_second, LINES_PER_SECOND // self._loud)
-                try:
-                    found = reader.read(now)
-                    loud += reader.is_at_its_rate
-                    if is_ending or reader.is_over():
-                        found += reader.finish(now)
-                        self._leave(run, name)
-                except Exception as error:  # noqa: BLE001  # the other spools of the run are read
-                    log.warning("output.not_collected", run=uid, spool=name, reason=repr(error))
-                    self._leave(run, name)
-                    continue
-                if found:
-                    lines.setdefault(reader.conductor, []).extend(found)
+            loud = self._read(uid, run, limits, is_ending=is_ending)
+            lines, run.found = run.found, {}
             for conductor, found in lines.items():
                 found.sort(key=lambda line: line.at)
                 run.files.append(conductor, found)
                 self._count(found)
+            if run.files.refused_bytes and not run.is_refused:
+                run.is_refused = True
+                log.warning("output.no_room", run=uid, reason="the disk is nearly full: lines are dropped")
             for name, reader in list(run.spools.items()):
                 try:
                     reader.done()
@@ -184,6 +216,26 @@ class Collector:
                     run.folder.rmdir()
                 self._forget(uid, run)
             return loud
+
+    def _read(self, uid: str, run: _Run, limits: OutputLimits, *, is_ending: bool) -> int:
+        """As `_look_at`."""
+        now, loud = time.time(), 0
+        for name, reader in list(run.spools.items()):
+            reader.lines_per_second = min(limits.lines_per_second, LINES_PER_SECOND // self._loud)
+            reader.is_tight = self._is_tight
+            try:
+                found = reader.read(now)
+                loud += reader.is_at_its_rate
+                if is_ending or reader.is_over():
+                    found += reader.finish(now)
+                    self._leave(run, name)
+            except Exception as error:  # noqa: BLE001  # the other spools of the run are read
+                log.warning("output.not_collected", run=uid, spool=name, reason=repr(error))
+                self._leave(run, name)
+                continue
+            if found:
+                run.found.setdefault(reader.conductor, []).extend(found)
+        return loud
 
     def _count(self, lines: list[OutputLine]) -> None:
         gaps = [line.dropped for line in lines if line.dropped is not None]
@@ -224,6 +276,7 @@ class Collector:
                     if found := reader.lines.leave():
                         run.files.append(reader.conductor, found)
                         self._count(found)
+                run.files.close()
             except Exception:  # the thread goes on
                 log.exception("output.failed", run=uid)
             for name in list(run.spools):

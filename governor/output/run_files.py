@@ -3,7 +3,8 @@
 Rules:
 1. All files of a run have at most `limit` bytes. Beyond it the oldest file of the conductor with most bytes goes, never its
    first one: the first and the last lines are kept. How much is gone is in ``<conductor>~dropped.json``.
-2. A line is in the kernel when `append` returns. What a full disk refuses is dropped and counted.
+2. A line is in the kernel when `append` returns. `keep_free` bytes of the disk are left to others: where less would be left, older
+   files go first, and then new lines. What the disk refuses is dropped and counted, too.
 """
 
 from __future__ import annotations
@@ -69,15 +70,24 @@ def dropped_of(folder: Path, conductor: str) -> Dropped:
         return Dropped()
 
 
+def free_bytes(folder: Path) -> int:
+    """Of its disk. Raises OSError."""
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize
+
+
 class RunFiles:
     """Where the lines of one run are written. The methods block."""
 
-    def __init__(self, folder: Path, *, limit: int) -> None:
+    def __init__(self, folder: Path, *, limit: int, keep_free: int = 0) -> None:
+        self.refused_bytes = 0
+        """Of lines that had no room on the disk."""
         self._folder = folder
         self._limit = limit
+        self._keep_free = keep_free
         self._sizes: dict[str, dict[int, int]] = {}
-        self._refused: dict[str, Dropped] = {}
-        """What a full disk has refused, and is not on record yet."""
+        self._refused: dict[str, OutputLine] = {}
+        """What had no room, and is not on record yet: the line that says so, by conductor."""
         for conductor, numbers in files_in(folder).items():
             self._sizes[conductor] = {n: file_of(folder, conductor, n).stat().st_size for n in numbers}
 
@@ -86,15 +96,23 @@ class RunFiles:
         for start in range(0, len(lines), 1000):
             batch = list(lines[start : start + 1000])
             if (refused := self._refused.pop(conductor, None)) is not None:
-                batch.insert(0, dropped_line(batch[0], refused))
+                batch.insert(0, refused)
             data, position, written = _encode(batch), 0, 0
             while position < len(data):
                 number, end = self._place(conductor, data, position)
                 if not self._write(conductor, number, data[position:end]):
-                    self._refused[conductor] = _counted(batch[written:])
+                    self._refused[conductor] = dropped_line(batch[-1], _counted(batch[written:]))
+                    self.refused_bytes += len(data) - position
                     break
                 written += data.count(b"\n", position, end)
                 position = end
+
+    def close(self) -> None:
+        """Says how much had no room at the end."""
+        self._keep_free = 0
+        for conductor, refused in list(self._refused.items()):
+            del self._refused[conductor]
+            self.append(conductor, [refused])
 
     def _place(self, conductor: str, data: bytes, start: int) -> tuple[int, int]:
         """The file that takes the next lines of `data`, and where in `data` those end; at least one line."""
@@ -116,6 +134,9 @@ class RunFiles:
         """Whether the disk takes it."""
         path = file_of(self._folder, conductor, number)
         try:
+            while not self._has_room(len(data)):
+                if not self._drop_oldest():
+                    return False
             with os.fdopen(open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab", 0) as file:
                 append(file.fileno(), data)
         except OSError:
@@ -127,11 +148,21 @@ class RunFiles:
 
     def _shrink(self) -> None:
         while sum(sum(sizes.values()) for sizes in self._sizes.values()) > self._limit:
-            rotated = [name for name, sizes in self._sizes.items() if len(sizes) > 2]
-            if not rotated:  # the first and the last file of each conductor
+            if not self._drop_oldest():
                 return
-            largest = max(rotated, key=lambda name: sum(self._sizes[name].values()))
-            self._drop(largest, min(number for number in self._sizes[largest] if number))
+
+    def _has_room(self, size: int) -> bool:
+        """Raises OSError."""
+        return not self._keep_free or free_bytes(self._folder) - size >= self._keep_free
+
+    def _drop_oldest(self) -> bool:
+        """Drops a file of the conductor with most bytes; false if there are only the first and the last file of each."""
+        rotated = [name for name, sizes in self._sizes.items() if len(sizes) > 2]
+        if not rotated:
+            return False
+        largest = max(rotated, key=lambda name: sum(self._sizes[name].values()))
+        self._drop(largest, min(number for number in self._sizes[largest] if number))
+        return True
 
     def _drop(self, conductor: str, number: int) -> None:
         path = file_of(self._folder, conductor, number)

@@ -30,6 +30,8 @@ COUNTED_BYTES: Final = 16 << 20
 """Skipped at once; of more the number of lines is an estimate."""
 FREED_BYTES: Final = 4 << 20
 """What was read is freed in portions of so many."""
+FREED_IF_TIGHT: Final = 256 << 10
+"""As `FREED_BYTES`, on a disk that is nearly full."""
 IDLE_SECONDS: Final = 0.5
 """Until it is asked whether anybody can still write."""
 _PORTION: Final = 1 << 20
@@ -56,6 +58,8 @@ class SpoolReader:
         self.conductor = conductor
         self.lines_per_second = lines_per_second
         self.is_at_its_rate = False
+        self.is_tight = False
+        """The disk is nearly full: what is beyond the rate is freed at once."""
         self.idle_seconds = IDLE_SECONDS
         self._pid = pid
         self._stream = list(spool.STREAMS).index(path.suffix[1:])
@@ -86,14 +90,21 @@ class SpoolReader:
         if self._lines_left < min(100, self.lines_per_second) or allowed < _MARK_BYTES:
             allowed = 0
         self.is_at_its_rate = size - self._offset > allowed
-        empties = bool(allowed) and self.is_at_its_rate and size - self._freed >= _PORTION and not all_left
+        portion = FREED_IF_TIGHT if self.is_tight else _PORTION
+        empties = self.is_at_its_rate and size - self._freed >= portion and not all_left
+        if empties and self.is_tight:
+            allowed = max(allowed, _LEAST_PORTION)
+        empties = empties and bool(allowed)
         if all_left:
             allowed = max(allowed, KEPT_BYTES)
         found: list[OutputLine] = []
-        if size - self._offset > 2 * max(allowed, KEPT_BYTES):  # the first and the newest lines are kept
+        if empties or size - self._offset > 2 * max(
+            allowed, KEPT_BYTES
+        ):  # the first and the newest lines are kept
             found += self._read(allowed // 2, at, lines=None if all_left else int(self._lines_left) // 2)
             allowed -= allowed // 2
-            found += self._skip(size - (self._newest(allowed) if empties else max(allowed, KEPT_BYTES)), at)
+            if not empties:
+                found += self._skip(size - max(allowed, KEPT_BYTES), at)
         if empties:
             found += self._empty(allowed, at)
         else:
@@ -106,6 +117,13 @@ class SpoolReader:
             self.lines.lost = 0
         return _in_order(found, at)
 
+    def empty(self, at: float) -> list[OutputLine]:
+        """Drops all that is unread, and says how much that is."""
+        found = self._skip(os.fstat(self._file).st_size, at)
+        os.ftruncate(self._file, 0)
+        self._offset = self._freed = 0
+        return found
+
     def done(self) -> None:
         """What was returned is on disk: a reader that follows this one begins behind it. Its space is freed, but seldom: the kernel
         writes it to disk before it punches a hole.
@@ -117,7 +135,8 @@ class SpoolReader:
         self._done = self._offset - held
         if self._page is not None:
             os.pwrite(self._page, _READ.pack(self._done), _READ_AT[self._stream])
-        if self._done - self._freed < FREED_BYTES and self._page is not None:
+        portion = FREED_IF_TIGHT if self.is_tight else FREED_BYTES
+        if self._done - self._freed < portion and self._page is not None:
             return
         if self._can_punch:
             end = ctypes.c_long(self._done)

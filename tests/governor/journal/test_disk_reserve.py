@@ -30,6 +30,7 @@ from states.effects import WriteResult
 from tests.support.full_disk import full_beyond
 
 MIB = 1 << 20
+FULL = OSError(errno.ENOSPC, "full")
 
 
 def test_the_reserve_takes_its_room_and_gives_it_up_once(tmp_path):
@@ -242,3 +243,24 @@ async def test_a_result_that_finds_no_room_gives_the_reserve_up_and_is_written_t
     assert journal.result_file("r1") == "result.finished.msgpack", "too large for the journal"
     assert len(whole_result(journal, "r1", tmp_path / "runs" / "r1").phases[0].tasks) == 2000
     await journal.close()
+
+
+def test_what_others_can_spare_is_dropped_before_the_reserve_is_given_up(tmp_path):
+    used, spare = [], [True, True, False]
+    reserve = Reserve(tmp_path, size=1 << 16, on_used=used.append)
+    reserve.take()
+    reserve.relieve = lambda: spare.pop(0)
+    assert reserve.make_room(FULL)
+    assert reserve.make_room(FULL, tried=1)
+    assert (used, reserve.path.exists()) == ([], True)
+    assert reserve.make_room(FULL, tried=2)
+    assert len(used) == 1
+
+
+def test_a_disk_that_is_filled_again_and_again_is_full(tmp_path):
+    used = []
+    reserve = Reserve(tmp_path, size=1 << 16, on_used=used.append)
+    reserve.take()
+    reserve.relieve = lambda: True
+    tried = next(tried for tried in range(1000) if reserve.make_room(FULL, tried=tried) and used)
+    assert tried == disk_reserve.RELIEVED

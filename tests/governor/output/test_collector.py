@@ -5,10 +5,12 @@ import shutil
 import time
 
 import pytest
+from structlog.testing import capture_logs
 
 from governor.config import LogsConfig
 from governor.messages import ReadOutput
-from governor.output import reader, spool
+from governor.output import collector as collecting
+from governor.output import reader, run_files, spool
 from governor.output.collector import Collector
 from governor.output.spool_reader import SpoolReader
 from tests.support.output_world import started
@@ -220,3 +222,45 @@ def test_a_line_that_is_not_over_is_kept_when_the_daemon_ends(tmp_path):
     seconds_until(lambda: not spool.folder_of(run).exists())
     second.close()
     assert sorted(texts(run)) == ["20% of epoch 7", "a record"]
+
+
+def test_what_is_unread_is_dropped_for_others_on_a_full_disk_and_said(tmp_path, collector, monkeypatch):
+    run = run_in(tmp_path, "one")
+    collector.begin(run)
+    descriptor = spool.create(spool.folder_of(run), "agent.a@7-1", "out")
+    os.write(descriptor, b"first\n")
+    seconds_until(lambda: texts(run) == ["first"])
+    with monkeypatch.context() as patched:
+        patched.setattr(collector, "_read", lambda *_, **__: 0)
+        with collector._lock:
+            os.write(descriptor, b"x\n" * 1000)
+            assert collector.relieve()
+            assert os.fstat(descriptor).st_size == 0
+            assert not collector.relieve()
+    os.write(descriptor, b"last\n")
+    os.close(descriptor)
+    collector.end("one")
+    lines = reader.page_of(reader.folder_of(run), ReadOutput(uid="one")).lines
+    assert [line.text for line in lines if line.text] == ["first", "last"]
+    assert sum(line.dropped[0] for line in lines if line.dropped) == pytest.approx(1000, abs=1)
+
+
+def test_where_the_disk_is_nearly_full_it_looks_more_often_and_says_that_lines_have_no_room(
+    tmp_path, monkeypatch
+):
+    for module in (collecting, run_files):
+        monkeypatch.setattr(module, "free_bytes", lambda _: 1 << 20)
+    run = run_in(tmp_path, "one")
+    made = Collector(tmp_path, LogsConfig, reserve=lambda: 4 << 20)
+    with capture_logs() as logged:
+        made.begin(run)
+        descriptor = spool.create(spool.folder_of(run), "agent.a@7-1", "out")
+        os.write(descriptor, b"1\n2\n")
+        seconds_until(lambda: any(one["event"] == "output.no_room" for one in logged))
+        assert made._is_tight
+        os.close(descriptor)
+        made.end("one")
+        made.close()
+    assert [
+        line.dropped[0] for line in reader.page_of(reader.folder_of(run), ReadOutput(uid="one")).lines
+    ] == [2]

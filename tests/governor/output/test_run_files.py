@@ -8,7 +8,7 @@ import pytest
 
 from governor.errors import UsageError
 from governor.messages import OutputLine, ReadOutput
-from governor.output import reader
+from governor.output import reader, run_files
 from governor.output.run_files import RunFiles, dropped_of, files_in
 from tests.support.full_disk import full_beyond
 
@@ -227,3 +227,31 @@ def test_lines_that_user_code_writes_to_the_files_are_read_once_and_none_breaks_
     assert [one.at for one in read(tmp_path)[0]] == [1.0, 3.0]
     page = reader.page_of(tmp_path, ReadOutput(uid="u"))
     assert not reader.page_of(tmp_path, ReadOutput(uid="u", cursor=page.cursor)).lines
+
+
+def disk_of(monkeypatch, folder, size):
+    """The folder is all that is on a disk of `size` bytes."""
+    monkeypatch.setattr(run_files, "free_bytes", lambda _: size - size_of(folder))
+
+
+def test_room_of_the_disk_is_left_to_others_and_the_first_and_last_lines_are_kept(tmp_path, monkeypatch):
+    disk_of(monkeypatch, tmp_path, 3 << 20)
+    files = RunFiles(tmp_path, limit=4 << 20, keep_free=2 << 20)
+    for start in range(0, 20_000, 100):
+        files.append("agent.a", [line(number) for number in range(start, start + 100)])
+        assert size_of(tmp_path) < (1 << 20) + 1000
+    files.close()
+    lines, _ = read(tmp_path)
+    kept = [one for one in lines if not one.dropped]
+    assert (kept[0].text.split()[0], kept[-1].text.split()[0]) == ("0", "19999")
+    assert sum(one.dropped[0] for one in lines if one.dropped) + len(kept) == 20_000
+
+
+def test_on_a_disk_without_that_room_the_lines_are_counted_and_said(tmp_path, monkeypatch):
+    disk_of(monkeypatch, tmp_path, 1 << 20)
+    files = RunFiles(tmp_path, limit=1 << 26, keep_free=2 << 20)
+    for number in range(2500):
+        files.append("agent.a", [line(number)])
+    assert not list(tmp_path.iterdir())
+    files.close()
+    assert [one.dropped[0] for one in read(tmp_path)[0]] == [2500]

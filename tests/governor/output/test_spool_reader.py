@@ -167,6 +167,27 @@ def test_of_a_burst_the_first_and_the_last_lines_are_kept_and_the_others_counted
     assert len(kept) + gap.dropped[0] == pytest.approx(200_000, abs=2)  # the lines at its edges are cut
 
 
+def test_the_first_line_is_kept_also_of_what_is_emptied_at_the_first_look(tmp_path, out):
+    [reader] = readers_of(tmp_path, lines_per_second=2000, bytes_per_second=1 << 20)
+    os.write(out, b"first\n" + (b"x" * 999 + b"\n") * 1200 + b"last\n")
+    lines = reader.read(time.time())
+    assert (lines[0].text, lines[-1].text) == ("first", "last")
+    assert os.fstat(out).st_size == 0
+    reader.close()
+
+
+def test_on_a_disk_that_is_nearly_full_what_is_beyond_the_rate_is_freed_at_once(tmp_path, out):
+    [reader] = readers_of(tmp_path, lines_per_second=100)
+    reader.is_tight = True
+    reader._lines_left = 0.0
+    os.write(out, (b"x" * 99 + b"\n") * 5000)
+    lines = reader.read(time.time())
+    assert os.fstat(out).st_size == 0
+    dropped = sum(line.dropped[0] for line in lines if line.dropped)
+    assert dropped + len([line for line in lines if line.text]) == pytest.approx(5000, abs=3)
+    reader.close()
+
+
 def test_a_process_at_its_rate_is_read_no_faster(tmp_path, out, monkeypatch):
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
