@@ -48,19 +48,20 @@ def _escaped(character: str) -> str:
 
 
 def output(line: OutputLine, *, is_short: bool = False) -> str:
-    """A line of user code's output with its time and origin; `is_short`: with its conductor alone. ``!`` stands for standard error."""
+    """A line of user code's output with its time and origin; `is_short`: with its conductor and task alone. ``!`` stands for standard error."""
     if line.dropped is not None:
         text = f"… {counted(line.dropped[0], 'line')} ({sizes.text(line.dropped[1])}) dropped"
     else:
         text = plain(line.text) + (" …" if line.partial else "")
     separator = "!" if line.stream == "stderr" else "|"
+    source = [plain(line.conductor)]
+    if line.task:
+        source.append(f"{plain(line.task)}[{line.run or 0}]" + (f".{line.attempt}" if line.attempt else ""))
     if is_short:
-        return f"{plain(line.conductor)} {separator} {text}".rstrip()
+        return f"{' '.join(source)} {separator} {text}".rstrip()
     at = time.localtime(line.at)
     day = "" if at[:3] == time.localtime()[:3] else time.strftime("%Y-%m-%d ", at)
-    origin = [f"{day}{time.strftime('%H:%M:%S', at)}.{int(line.at % 1 * 1000):03d}", plain(line.conductor)]
-    if line.task:
-        origin.append(f"{plain(line.task)}[{line.run or 0}]" + (f".{line.attempt}" if line.attempt else ""))
+    origin = [f"{day}{time.strftime('%H:%M:%S', at)}.{int(line.at % 1 * 1000):03d}", *source]
     if line.evaluation is not None:
         origin.append(f"evaluation {line.evaluation}")
     if line.episode is not None:

@@ -136,6 +136,12 @@ def test_framed_lines_are_as_they_were_printed_and_say_what_is_missing(capsys):
     assert capsys.readouterr().err == "hello\nagent.a | … 3 lines (2 KiB) dropped\n"
 
 
+def test_governor_run_shows_lines_with_their_conductor_and_task(capsys):
+    found = (line("hello", task="fit", run=3, attempt=1), line("step", episode=4))
+    cli_run._show_output(found, is_raw=False)
+    assert capsys.readouterr().err == "agent.a fit[3].1 | hello\nagent.a | step\n"
+
+
 def test_ctrl_c_detaches(run):
     result, _ = run("abc", "-f", pages=[OutputPage(lines=(line(),), cursor={}), KeyboardInterrupt()])
     assert result.exit_code == ExitCode.INTERRUPTED
