@@ -18,12 +18,15 @@ from governor.messages import OutputLine
 from governor.output import spool
 from governor.output.attribution import PAGE_BYTES, read_page
 from governor.output.lines import Page, SpoolLines, header_of
+from governor.output.shares import first_lines, last_task
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 BURST_SECONDS: Final = 10.0
 """What a process may write at once: its rate for so long."""
+SHARED: Final = 10
+"""The lines of `shares` may be a part of the rate: one in so many."""
 KEPT_BYTES: Final = 64 << 10
 """Of what is skipped the newest so many are not, while the rate allows no line."""
 COUNTED_BYTES: Final = 16 << 20
@@ -71,6 +74,9 @@ class SpoolReader:
         self._offset = self._freed = self._done = self._first_unread()
         self._lines_left = lines_per_second * BURST_SECONDS
         self._bytes_left = bytes_per_second * BURST_SECONDS
+        self._shared_left = self._lines_left / SHARED
+        self._task = b""
+        """Of what was read or skipped last, as of `shares`."""
         self._line_bytes = 32.0
         self._read_at = self._grew_at = time.monotonic()
 
@@ -166,6 +172,7 @@ class SpoolReader:
             start = self._offset
             self._offset += len(data)
             allowed -= len(data)
+            self._task, _ = last_task(data, self._task)
             some = self.lines.feed(data, offset=start, at=at, page=page, behind=behind)
             found += some
             if some:
@@ -218,6 +225,8 @@ class SpoolReader:
         self._lines_left = min(
             self._lines_left + passed * self.lines_per_second, self.lines_per_second * BURST_SECONDS
         )
+        rate = self.lines_per_second / SHARED
+        self._shared_left = min(self._shared_left + passed * rate, rate * BURST_SECONDS)
         self._bytes_left = min(
             self._bytes_left + passed * self._bytes_per_second, self._bytes_per_second * BURST_SECONDS
         )
@@ -251,18 +260,46 @@ class SpoolReader:
         if until <= self._offset:
             return []
         found = self.lines.close(at)
-        counted = lines = 0
-        while self._offset + counted < until and counted < COUNTED_BYTES:
-            data = os.pread(self._file, min(_PORTION, until - self._offset - counted), self._offset + counted)
+        position, counted_until = self._offset, min(until, self._offset + COUNTED_BYTES)
+        lines = 0
+        while position < counted_until:
+            data = os.pread(self._file, min(_PORTION, until - position), position)
             if not data:
                 break
-            lines += data.count(b"\n")
-            counted += len(data)
+            if position + len(data) < until:  # the next portion begins with a line
+                data = data[: data.rfind(b"\n") + 1] or data
+            counted = 0
+            for start, end in self._shares(data, position):
+                lines += data.count(b"\n", counted, start)
+                if position + start > self._offset:
+                    found.append(self._gap(at, (lines, position + start - self._offset)))
+                found += self.lines.feed(
+                    data[start:end],
+                    offset=position + start,
+                    at=at,
+                    page=self._page_now(),
+                    behind=data[end : end + KEPT_BYTES],
+                )
+                found += self.lines.close(at)
+                self._offset, counted, lines = position + end, end, 0
+            lines += data.count(b"\n", counted)
+            position += len(data)
         size = until - self._offset
+        lines = lines * size // max(position - self._offset, 1) + 1
         until += os.pread(self._file, spool.LINE_BYTES, until).find(b"\n") + 1
         skipped = until - self._offset
         self._offset = until
-        return [*found, self._gap(at, (lines * size // max(counted, 1) + 1, skipped))]
+        return [*found, self._gap(at, (lines, skipped))] if skipped else found
+
+    def _shares(self, data: bytes, offset: int) -> list[tuple[int, int]]:
+        """As `first_lines`, of bytes that are skipped."""
+        found, self._task = first_lines(data, self._task, most=int(self._shared_left))
+        if found and found[0][0] == 0 and offset and os.pread(self._file, 1, offset - 1) != b"\n":
+            found[0] = (data.find(b"\n") + 1, found[0][1])
+        lines = sum(data.count(b"\n", start, end) for start, end in found)
+        self._shared_left -= lines
+        self._lines_left = max(self._lines_left - lines, 0.0)
+        return found
 
     def _newest(self, keep: int) -> int:
         """How many of the newest bytes, at most `keep`, have no more lines than are left of the rate."""

@@ -188,6 +188,47 @@ def test_on_a_disk_that_is_nearly_full_what_is_beyond_the_rate_is_freed_at_once(
     reader.close()
 
 
+def printed(task, texts, *, raw=False):
+    """What a task leaves in a spool."""
+    fields = spool.fragment_of_task(task, 0, 1)
+    if raw:
+        return b"".join(b"%b\n" % text for text in texts)
+    return b"".join(spool.record(fields, text) for text in texts)
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("rate", [100, 2000])
+def test_a_small_task_between_storms_of_others_keeps_its_lines(tmp_path, out, rate, raw):
+    storm = [b"x" * 50] * 50_000
+    small = [b"one", b"two", b"three"]
+    [reader] = readers_of(tmp_path, lines_per_second=rate)
+    for number in range(0, 6, 2):
+        os.write(out, printed(f"storm-{number}", storm))
+        since = os.fstat(out).st_size
+        os.write(out, printed(f"small-{number}", small, raw=raw))
+        if raw:
+            os.write(out, spool.mark(spool.fragment_of_task(f"small-{number}", 0, 1), since))
+    os.write(out, printed("storm", storm))
+    size = os.fstat(out).st_size
+    lines = reader.finish(time.time())
+    for number in range(0, 6, 2):
+        assert [line.text for line in lines if line.task == f"small-{number}"] == ["one", "two", "three"]
+    kept = [line for line in lines if not line.dropped]
+    assert len(kept) <= rate * 11 + 3000  # its share is a tenth; the newest 64 KiB
+    dropped = [line.dropped for line in lines if line.dropped]
+    assert len(kept) + sum(number for number, _ in dropped) == pytest.approx(200_009, abs=50)
+    assert sum(skipped for _, skipped in dropped) < size
+
+
+def test_a_million_tasks_that_print_take_no_more_than_their_share(tmp_path, out, monkeypatch):
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+    [reader] = readers_of(tmp_path, lines_per_second=1000)
+    os.write(out, b"".join(printed(f"task-{number}", [b"hello"] * 2) for number in range(100_000)))
+    kept = [line for line in reader.read(time.time()) if not line.dropped]
+    assert len(kept) <= 10_000 + 1_000
+    reader.close()
+
+
 def test_a_process_at_its_rate_is_read_no_faster(tmp_path, out, monkeypatch):
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
