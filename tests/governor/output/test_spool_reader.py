@@ -114,7 +114,7 @@ def test_what_is_written_to_a_spool_that_was_emptied_is_all_read_by_a_follower(t
         os.write(out, LONG)
         read_all(killed)
     assert os.fstat(out).st_size == 0
-    os.write(out, b"1\n" + LONG + b"2\n")
+    os.write(out, b"1\n" + LONG * 3 + b"2\n")  # more than was read before
     [second] = readers_of(tmp_path)
     lines = read_all(second)
     assert (lines[0].text, lines[-1].text) == ("1", "2")
