@@ -9,6 +9,8 @@ Rules:
 4. NaN is a value: it makes its task's figures of that key NaN, because to leave out the runs that went wrong would
    flatter the task. In a batch such tasks are left out of their figure, so that one of thousands cannot blank it, and
    ``<key>/nan_count`` says how many; where all are NaN, so is the figure. An infinity is a value like any other.
+5. The end of a name may say how its values become one: ``tokens:sum``, or ``:max``, ``:min``, ``:last``, over the runs of
+   a task, and then over the tasks of a batch. Without such an end, or with ``:mean``, rules and names are as above.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import numpy as np
 from governor.tasks.trinity.bootstrap import BLOCK, N_BOOTSTRAP, SEED, resamples
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -36,6 +38,12 @@ _ROWS: Final = 16
 """Rows of a table that share the drawing of resamples too large to be kept."""
 _TIME: Final = re.compile(r"^time/|time/(?:task|run)_execution")
 """Keys that say how long something took: a best and a worst of them say nothing."""
+_SUFFIXES: Final[Mapping[str, Callable[[Floats], Any]]] = {
+    "sum": lambda values: sum(values.tolist()),  # in Python: its additions are those of published figures
+    "max": np.max,
+    "min": np.min,
+    "last": lambda values: values[-1],
+}
 
 
 # ---- tasks
@@ -58,7 +66,10 @@ def summarise_tasks(tasks: Iterable[tuple[Sequence[RunMetrics], bool]]) -> list[
     for runs, is_eval in tasks:
         results.append(result := {})
         for key, values in _by_key(runs).items():
-            if not is_eval or _TIME.search(key):
+            _, reduce = _parse(key)
+            if reduce is not None:
+                result[key] = float(reduce(np.array(values)))
+            elif not is_eval or _TIME.search(key):
                 result[key] = sum(values) / len(values)
             else:
                 tables[len(values)].append((result, key, values))
@@ -116,7 +127,16 @@ def _by_key(dicts: Iterable[RunMetrics]) -> dict[str, list[float]]:
                 by_key[key].append(value)
             elif isinstance(value, int | float | np.floating | np.integer | np.bool_):
                 by_key[key].append(_as_float(value))
+    for key in [key for key in by_key if key.endswith(":mean")]:
+        by_key[key.removesuffix(":mean")] += by_key.pop(key)
     return by_key
+
+
+def _parse(key: str) -> tuple[str, Callable[[Floats], Any] | None]:
+    """Its name in a batch, and how its values become one; None: by the rules for means."""
+    name, _, end = key.rpartition(":")
+    reduce = _SUFFIXES.get(end) if name else None
+    return (key, None) if reduce is None else (f"{name}/{end}", reduce)
 
 
 def _as_float(value: Any) -> float:
@@ -146,27 +166,35 @@ def summarise_batch(
     """Metrics of a batch from those of its tasks; tasks without a key don't count for it.
 
     Training: ``rollout/<key>/mean``, ``max`` and ``min``. Evaluation, below `eval_prefix`: the mean as ``<key>``; with
-    `detailed_stats` ``<key>/mean``, ``max``, ``min`` and ``std`` (ddof 0). `finished` is ``finished_task_count`` there.
+    `detailed_stats` ``<key>/mean``, ``max``, ``min`` and ``std`` (ddof 0). A key such as ``tokens:sum`` gives
+    ``tokens/sum`` in both. `finished` is ``finished_task_count`` there.
     """
     prefix = eval_prefix(batch_id) if is_eval else "rollout"
     metrics: dict[str, float] = {}
     for key, values in _by_key(task_metrics).items():
-        _describe(
-            metrics, f"{prefix}/{key}", np.array(values), is_eval=is_eval, detailed_stats=detailed_stats
-        )
+        name, reduce = _parse(key)
+        name = f"{prefix}/{name}"
+        found = _without_nan(metrics, name, np.array(values))
+        if reduce is not None:
+            metrics[name] = float(reduce(found))
+        else:
+            _describe(metrics, name, found, is_eval=is_eval, detailed_stats=detailed_stats)
     metrics[f"{prefix}/finished_task_count"] = float(finished)
     return metrics
+
+
+def _without_nan(metrics: dict[str, float], name: str, values: Floats) -> Floats:
+    """The values that are none, and all of them where all are; how many were is among the metrics."""
+    nan = np.isnan(values)
+    nan_count = int(nan.sum())
+    if nan_count:
+        metrics[f"{name}/nan_count"] = float(nan_count)
+    return values if nan_count == len(values) else values[~nan]
 
 
 def _describe(
     metrics: dict[str, float], name: str, values: Floats, *, is_eval: bool, detailed_stats: bool
 ) -> None:
-    nan = np.isnan(values)
-    nan_count = int(nan.sum())
-    if nan_count:
-        metrics[f"{name}/nan_count"] = float(nan_count)
-        if nan_count < len(values):
-            values = values[~nan]
     with np.errstate(invalid="ignore", over="ignore"):
         mean = float(values.mean())
         if is_eval and not detailed_stats:

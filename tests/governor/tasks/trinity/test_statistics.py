@@ -303,3 +303,30 @@ class TestManyTasks:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 2**25 + 16e6, "the cache of resamples, and little more"
+
+
+def test_the_end_of_a_name_says_how_its_values_become_one():
+    """As Trinity-RFT's names with a suffix: over the runs of a task, then over the tasks of a batch."""
+    runs = [
+        {"tokens:sum": 3, "peak:max": 2.0, "low:min": 5.0, "version:last": 7, "score:mean": 1.0, "a:b": 1.0},
+        {"tokens:sum": 4, "peak:max": 9.0, "low:min": 1.0, "version:last": 8, "score": 2.0, ":sum": 3.0},
+    ]
+    ends = {"tokens:sum": 7.0, "peak:max": 9.0, "low:min": 1.0, "version:last": 8.0}
+    train = calculate_task_level_metrics(runs, is_eval=False)
+    assert train == {**ends, "score": 1.5, "a:b": 1.0, ":sum": 3.0}
+    evaluation = calculate_task_level_metrics(runs, is_eval=True)
+    assert {key: evaluation[key] for key in ends} == ends
+    assert evaluation["score/mean@2"] == 1.5
+    other = {"tokens:sum": 1.0, "peak:max": float("nan"), "low:min": 2.0, "version:last": 6.0}
+    for is_eval, prefix in ((False, "rollout"), (True, "eval/x")):
+        found = summarise_batch([ends, other], batch_id="1/x", is_eval=is_eval, finished=2)
+        figures = {
+            "tokens/sum": 8.0,
+            "peak/max": 9.0,
+            "peak/max/nan_count": 1.0,
+            "low/min": 1.0,
+            "version/last": 6.0,
+        }
+        assert found == {f"{prefix}/{key}": value for key, value in figures.items()} | {
+            f"{prefix}/finished_task_count": 2.0
+        }
