@@ -226,8 +226,8 @@ def _one_of(name: str, value: str, known: Sequence[str]) -> tuple[str, object, b
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How a task ended. `metrics` holds one dict, of the task (`calculate_task_level_metrics` of its completed runs), or
-    none when there are no metrics.
+    """How a task ended. Where a scheduler hands it out, `metrics` holds one dict, of the task
+    (`calculate_task_level_metrics` of its completed runs); it is empty when no run is completed.
     """
 
     completed_runs: int

@@ -1,19 +1,85 @@
-"""What goes from a scheduler's user to the engine and back: tasks and models, and results."""
+"""What goes from a scheduler's user to the engine and back: settings, tasks and models, and results."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import msgspec
 
 from governor.messages import TaskSpec
+from governor.tasks.api import DynamicTimeout, OverRollout, SchedulerConfig
 from governor.tasks.trinity.statistics import summarise_tasks
 from governor.tasks.trinity.views import CompletedTaskResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from governor.tasks.api import BatchId, SchedulerConfig, Task
+    from governor.tasks.api import BatchId, Task
     from governor.tasks.pickle_store import NamedTasks
-    from governor.tasks.trinity.views import TaskWrapper
+    from governor.tasks.trinity.views import Order, TaskWrapper
+
+
+_S = TypeVar("_S")
+
+
+class TrinityConfig(Protocol):
+    """Trinity-RFT's own Config, as far as it is read here."""
+
+    @property
+    def explorer(self) -> Any: ...
+
+
+def config_of(config: SchedulerConfig | TrinityConfig | None) -> SchedulerConfig:
+    """The settings of a scheduler: those of Trinity-RFT's Config that have the names of ours are taken, others are ours.
+
+    Raises TypeError for another kind of object, and ValueError as `SchedulerConfig`.
+    """
+    if config is None:
+        return SchedulerConfig()
+    if isinstance(config, SchedulerConfig):
+        return config
+    explorer = getattr(config, "explorer", None)
+    if explorer is None:
+        raise TypeError(
+            f"config must be a SchedulerConfig, or Trinity-RFT's Config with its `explorer`, not {type(config).__name__}"
+        )
+    more: dict[str, Any] = {
+        name: _taken(kind, source)
+        for name, kind in (("over_rollout", OverRollout), ("dynamic_timeout", DynamicTimeout))
+        if (source := getattr(explorer, name, None)) is not None
+    }
+    stats = getattr(getattr(config, "monitor", None), "detailed_stats", False)
+    return _taken(SchedulerConfig, explorer, detailed_stats=stats, **more)
+
+
+def _taken(kind: type[_S], source: Any, **more: Any) -> _S:
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # dataclasses
+    return kind(**{name: getattr(source, name) for name in names if hasattr(source, name)} | more)
+
+
+def engines_of(config: SchedulerConfig | TrinityConfig | None) -> tuple[list[int], list[list[int]]]:
+    """The numbers of the engines that Trinity-RFT's Config has: of its rollout model, and of each auxiliary model."""
+    explorer = getattr(config, "explorer", None)
+    rollout, *auxiliary = (
+        list(range(getattr(model, "engine_num", 0)))
+        for model in (
+            getattr(explorer, "rollout_model", None),
+            *(getattr(explorer, "auxiliary_models", None) or ()),
+        )
+    )
+    return rollout, auxiliary
+
+
+def check_models(models: Sequence[Any]) -> None:
+    """Raises TypeError for one that cannot be sent to a runner."""
+    for model in models:
+        try:
+            msgspec.msgpack.encode(model)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise TypeError(
+                f"a model must be plain data, such as the URL of its endpoint: {type(model).__name__}: {error}"
+            ) from None
 
 
 def specs_of(
@@ -78,8 +144,14 @@ def models_of(rollout: Sequence[Any], auxiliary: Sequence[Sequence[Any]]) -> lis
     ]
 
 
-def results_of(batch_id: BatchId, tasks: Sequence[TaskWrapper]) -> list[CompletedTaskResult]:
-    """Completed tasks as their user gets them. For a thread: thousands take a second."""
+def results_of(
+    batch_id: BatchId, tasks: Sequence[TaskWrapper], order: Order = "tasks"
+) -> list[CompletedTaskResult]:
+    """Completed tasks, which come in the order in which they ended, as their user gets them. For a thread: thousands
+    take a second.
+    """
+    if order == "tasks":
+        tasks = sorted(tasks, key=lambda task: task.index)
     metrics = summarise_tasks([(task.metrics, task.task.is_eval) for task in tasks])
     return [
         CompletedTaskResult(batch_id, task.task_id, task.status(each), list(task.experience_payloads))

@@ -3,7 +3,7 @@
 A view on the engine. What differs from the model, on purpose:
 1. Results stay until they are handed out; without `clear_timeout_tasks` a later call gets the rest.
 2. `min_num` counts tasks that succeeded. Failures alone are never enough.
-3. Statuses carry the id of their task.
+3. Statuses carry the id of their task, and come in the order of the tasks.
 4. A result is handed out once, also to callers at the same time, and none is lost with a caller that is cancelled.
 5. A bounded queue: `schedule` raises QueueFull and has taken nothing.
 6. Waits end with an event, without polling; `stop` is bounded.
@@ -13,38 +13,42 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from governor import logs
-from governor.errors import ConductorError
-from governor.tasks.api import DynamicTimeout, SchedulerConfig, Status
 from governor.tasks.driver import Driver
 from governor.tasks.scheduling.dynamic_timeout import TimeoutEstimator
 from governor.tasks.scheduling.wait_policy import WaitPolicy
-from governor.tasks.trinity.handover import models_of, results_of
+from governor.tasks.trinity.batches import Batches
+from governor.tasks.trinity.driver_life import DriverLife
+from governor.tasks.trinity.handover import check_models, config_of, engines_of, models_of
 from governor.tasks.trinity.result_store import ResultStore
+from governor.tasks.trinity.runner_view import RunnerWrapper
 from governor.tasks.trinity.submissions import Submissions
 from governor.tasks.trinity.supervision import Supervision
-from governor.tasks.trinity.views import BatchView, Notifier
+from governor.tasks.trinity.views import check_order
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from governor.tasks.api import BatchId, Task
+    from governor.tasks.api import BatchId, SchedulerConfig, Status, Task
     from governor.tasks.engine import Engine
     from governor.tasks.scheduling.wait_policy import Verdict
-    from governor.tasks.trinity.views import CompletedTaskResult
+    from governor.tasks.trinity.handover import TrinityConfig
+    from governor.tasks.trinity.views import BatchView, CompletedTaskResult, Order
 
 log = logs.get_logger()
 
 
 class Scheduler(Supervision):
-    """Runs batches of tasks until `stop`. Also an async context manager, which starts and stops it.
+    """Runs batches of tasks until `stop`. Also an async context manager, which starts and stops it. `runners` are its
+    `RunnerWrapper` objects by number.
 
     Args:
-        config: see `SchedulerConfig`.
+        config: see `SchedulerConfig`. Of Trinity-RFT's own Config its `explorer` and `monitor.detailed_stats` count, and without
+            `rollout_model` the models are the numbers of its engines.
         rollout_model: OpenAI-compatible endpoints, any plain data. There are ``runner_per_model`` runners for each;
             runner i works with model i mod the number of models (``context.model``).
         auxiliary_models: lists of further models; a runner gets one of each list, as
@@ -54,32 +58,31 @@ class Scheduler(Supervision):
 
     Raises:
         ValueError: a setting of ``config.dynamic_timeout`` makes no sense.
+        TypeError: another kind of config, or a model that is no plain data.
     """
 
     def __init__(
         self,
-        config: SchedulerConfig | None = None,
+        config: SchedulerConfig | TrinityConfig | None = None,
         rollout_model: Sequence[Any] = (),
         auxiliary_models: Sequence[Sequence[Any]] | None = None,
         folder: Path | str | None = None,
     ) -> None:
-        self.config = config or SchedulerConfig()
-        self.rollout_model = list(rollout_model)
-        self.auxiliary_models = [list(models) for models in auxiliary_models or ()]
+        self.config = config_of(config)
+        engines, auxiliary_engines = engines_of(config)
+        self.rollout_model = list(rollout_model) or engines
+        self.auxiliary_models = [list(models) for models in auxiliary_models or ()] or auxiliary_engines
+        check_models([*self.rollout_model, *self.auxiliary_models])
         self.runner_num = self.config.runner_per_model * max(1, len(self.rollout_model))
         self.default_timeout = self.config.max_timeout * (self.config.max_retry_times + 1)
         self.running = False
         self._timeout_estimator = TimeoutEstimator(self.config.dynamic_timeout, self.config.max_timeout)
         self._result_store = None if folder is None else ResultStore(folder)
-        self._batches: dict[BatchId, BatchView] = {}
-        self._private: set[BatchView] = set()
-        """Of single runners: they are nobody else's to see."""
-        self._changed = Notifier()
+        self._batches = Batches(self._result_store)
         self._submissions: Submissions | None = None
         """From the end of a start to the end of a stop."""
-        self._opening: asyncio.Task[Driver] | None = None
-        self._life = asyncio.Lock()
-        """Held during a start or stop."""
+        self._life = DriverLife()
+        self.runners = {index: RunnerWrapper(index, scheduler=self) for index in range(self.runner_num)}
 
     @property
     def submissions(self) -> Submissions:
@@ -93,16 +96,9 @@ class Scheduler(Supervision):
         """What does the work. Raises RuntimeError as `submissions`."""
         return self.submissions.driver.engine
 
-    @contextmanager
-    def private_view(self, name: str) -> Iterator[BatchView]:
+    def private_view(self, name: BatchId) -> AbstractContextManager[BatchView]:
         """Of a batch of the engine that no other caller sees; `stop` ends it like the others."""
-        estimator = TimeoutEstimator(DynamicTimeout(), self.config.max_timeout)
-        view = BatchView(name, split=None, estimator=estimator)
-        self._private.add(view)
-        try:
-            yield view
-        finally:
-            self._private.discard(view)
+        return self._batches.private(name, max_timeout=self.config.max_timeout)
 
     # -- life -----------------------------------------------------------------------------------------------
 
@@ -112,54 +108,33 @@ class Scheduler(Supervision):
         Raises:
             GovernorError: no Ray, no runner can be started, or `stop` came first. Nothing is left then.
         """
-        async with self._life:
+        async with self._life.turn:
             if self.running:
                 return
-            self._submissions = Submissions(await self._open())
+            opening = Driver.open(
+                self.config,
+                capacity=self.runner_num,
+                models=models_of(self.rollout_model, self.auxiliary_models),
+                folder=None if self._result_store is None else self._result_store.folder,
+            )
+            driver = await self._life.open(opening, stop_timeout=self.config.stop_timeout)
+            self._submissions = Submissions(driver)
             self.running = True
         log.info("scheduler.started", runners=self.runner_num)
-
-    async def _open(self) -> Driver:
-        """Opens a driver, whole or not at all; `stop` may cancel that."""
-        opening = Driver.open(
-            self.config,
-            capacity=self.runner_num,
-            models=models_of(self.rollout_model, self.auxiliary_models),
-            folder=None if self._result_store is None else self._result_store.folder,
-        )
-        self._opening = asyncio.create_task(opening, name="scheduler.open")
-        try:
-            driver = await self._opening
-        except asyncio.CancelledError:
-            me = asyncio.current_task()
-            if me is not None and me.cancelling():
-                raise
-            raise ConductorError("the scheduler was stopped before it had started") from None
-        finally:
-            self._opening = None
-        if not driver.engine.plain_slots():
-            await driver.close(seconds=self.config.stop_timeout)
-            raise ConductorError("no runner can be started on Ray; its log says why")
-        return driver
 
     async def stop(self) -> None:
         """Cancels all tasks, a pending `start` too, waits for the exit of every runner and wakes waiting callers; within
         ``stop_timeout`` seconds. Results that were not handed out can still be drained. Idempotent.
         """
         until = time.monotonic() + self.config.stop_timeout
-        if self._opening is not None:
-            self._opening.cancel()
-        try:
-            async with asyncio.timeout_at(asyncio.get_running_loop().time() + self.config.stop_timeout):
-                await self._life.acquire()
-        except TimeoutError:
-            log.error("scheduler.stop_timeout", seconds=self.config.stop_timeout)  # noqa: TRY400  # no traceback: it says all
+        if not await self._life.begin_stop(self.config.stop_timeout):
+            log.error("scheduler.stop_timeout", seconds=self.config.stop_timeout)
             return
         try:
             if self._submissions is not None:
                 await self._close(self._submissions, until)
         finally:
-            self._life.release()
+            self._life.turn.release()
 
     async def _close(self, submissions: Submissions, until: float) -> None:
         self.running = False
@@ -168,9 +143,7 @@ class Scheduler(Supervision):
         finally:
             self._submissions = None
             submissions.close()
-            for view in [*self._batches.values(), *self._private]:
-                view.end()
-                self._tidy(view)
+            self._batches.end()
             if self._result_store is not None:
                 await self._result_store.close()
         log.info("scheduler.stopped")
@@ -197,19 +170,9 @@ class Scheduler(Supervision):
         """
         if not tasks:
             return
-        view = self._batches.get(batch_id) or BatchView(
-            batch_id,
-            split=self.config.max_repeat_times_per_runner,
-            estimator=self._timeout_estimator,
-            everywhere=self._changed,
-        )
-        if self._result_store is not None:
-            view.stored = self._result_store.batch(batch_id)
-        self._batches[batch_id] = view
-        try:
+        split = self.config.max_repeat_times_per_runner
+        with self._batches.opened(batch_id, split=split, estimator=self._timeout_estimator) as view:
             self.submissions.submit(tasks, view, self.config)
-        finally:
-            self._tidy(view)
 
     def forget(self, batch_id: BatchId) -> None:
         """Removes what was kept of a batch in the scheduler's folder. Raises ValueError while it is active."""
@@ -228,6 +191,8 @@ class Scheduler(Supervision):
         timeout: float | None = None,
         clear_timeout_tasks: bool = True,  # noqa: FBT001, FBT002  # the signature that users know
         return_partial_tasks: bool = False,  # noqa: FBT001, FBT002  # as above
+        *,
+        order: Order = "tasks",
     ) -> list[Status]:
         """Waits for a batch and hands out the statuses of its tasks; their payloads are dropped.
 
@@ -237,16 +202,17 @@ class Scheduler(Supervision):
         Args:
             clear_timeout_tasks: cancel what is left then. Without it, it goes on, and a later call gets the rest.
             return_partial_tasks: of what is cancelled, tasks with some completed runs are handed out as well.
+            order: ``"tasks"``: as they were scheduled; ``"ended"``: as they ended.
 
         Returns:
-            Those that have ended, in the order in which they did; an empty list, at once, for an unknown batch. When
-            the scheduler is stopped meanwhile: what has ended until then.
+            Those that have ended; an empty list, at once, for an unknown batch. When the scheduler is stopped
+            meanwhile: what has ended until then.
 
         Raises:
-            ValueError: `min_num` is negative, or `timeout` is NaN.
+            ValueError: `min_num` is negative, `timeout` is NaN, or there is no such order.
         """
         statuses, _ = await self.get_payload_results(
-            batch_id, min_num, timeout, clear_timeout_tasks, return_partial_tasks
+            batch_id, min_num, timeout, clear_timeout_tasks, return_partial_tasks, order=order
         )
         return statuses
 
@@ -257,10 +223,15 @@ class Scheduler(Supervision):
         timeout: float | None = None,
         clear_timeout_tasks: bool = True,  # noqa: FBT001, FBT002  # the signature that users know
         return_partial_tasks: bool = False,  # noqa: FBT001, FBT002  # as above
+        *,
+        order: Order = "tasks",
     ) -> tuple[list[Status], list[bytes]]:
-        """As `get_statuses`, with the payloads of the completed runs, as they were given, task by task."""
+        """As `get_statuses`, with the payloads of the completed runs as they were given: task by task, run by run. Those of
+        evaluation tasks are not handed out.
+        """
+        check_order(order)
         await self.wait_for(batch_id, min_num, timeout, clear_timeout_tasks, return_partial_tasks)
-        return await self.drain_batch_payload_results(batch_id)
+        return await self.drain_batch_payload_results(batch_id, order=order)
 
     async def wait_for(
         self,
@@ -295,31 +266,22 @@ class Scheduler(Supervision):
             await self.abort_batch(batch_id, return_partial_tasks, restart_runners=verdict == "timeout")
         return verdict
 
-    async def drain_batch_payload_results(self, batch_id: BatchId) -> tuple[list[Status], list[bytes]]:
-        """Hands out what has ended so far, without waiting."""
-        view = self._batches.get(batch_id)
-        if view is None:
-            return [], []
-        with view.taken() as taken:
-            results = await asyncio.to_thread(results_of, batch_id, taken)
-        self._tidy(view)
+    async def drain_batch_payload_results(
+        self, batch_id: BatchId, *, order: Order = "tasks"
+    ) -> tuple[list[Status], list[bytes]]:
+        """Hands out what has ended so far, without waiting; `order` as in `get_statuses`."""
+        check_order(order)
+        results = await self._batches.hand_out(batch_id, order)
         payloads = [payload for result in results for payload in result.experience_payloads]
         return [result.status for result in results], payloads
 
     async def peek_results(self, batch_id: BatchId) -> list[CompletedTaskResult]:
-        """What has ended and was not handed out; it stays until it is. The event loop is not held."""
-        view = self._batches.get(batch_id)
-        if view is None:
-            return []
-        return await asyncio.to_thread(results_of, batch_id, list(view.completed.values()))
+        """What has ended and was not handed out, in the order of the tasks; it stays until it is. The event loop is not held."""
+        return await self._batches.peek(batch_id)
 
     def discard_completed_results(self, batch_id: BatchId) -> None:
         """Drops the results of a batch that were not handed out."""
-        view = self._batches.get(batch_id)
-        if view is not None:
-            with view.taken():
-                pass  # dropped
-            self._tidy(view)
+        self._batches.discard(batch_id)
 
     async def abort_batch(
         self,
@@ -343,7 +305,7 @@ class Scheduler(Supervision):
             await view.changed.wait()
         if self.running and restart_runners:
             self.engine.warm()
-        self._tidy(view)
+        self._batches.tidy(view)
 
     async def wait_all(
         self,
@@ -360,10 +322,10 @@ class Scheduler(Supervision):
         began = time.monotonic()
         while left := [view for view in self._batches.values() if view.tasks]:
             if self.running:
-                remaining = max(began, self._changed.run_ended_at) + seconds - time.monotonic()
+                remaining = max(began, self._batches.changed.run_ended_at) + seconds - time.monotonic()
                 if remaining <= 0:
                     break
-                await self._changed.wait(remaining)
+                await self._batches.changed.wait(remaining)
             if not self.running:
                 raise RuntimeError("the scheduler was stopped, and had tasks left")
         if not left:
@@ -379,11 +341,3 @@ class Scheduler(Supervision):
         `DynamicTimeout`.
         """
         return self._timeout_estimator.limit(self.default_timeout if timeout is None else timeout)
-
-    # -- inside ---------------------------------------------------------------------------------------------
-
-    def _tidy(self, view: BatchView) -> None:
-        if view.is_empty and self._batches.get(view.batch_id) is view:
-            del self._batches[view.batch_id]
-            if self._result_store is not None:
-                self._result_store.leave(view.batch_id)

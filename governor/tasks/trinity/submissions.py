@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from governor import logs
 from governor.messages import TaskRecord
-from governor.tasks.api import sort_batch_id
+from governor.tasks.api import Task, sort_batch_id
 from governor.tasks.scheduling.events import BatchSpec
 from governor.tasks.trinity.handover import specs_of
 from governor.tasks.trinity.views import TaskWrapper
@@ -24,7 +24,7 @@ from governor.tasks.trinity.views import TaskWrapper
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from governor.tasks.api import SchedulerConfig, Task
+    from governor.tasks.api import SchedulerConfig
     from governor.tasks.driver import Driver
     from governor.tasks.pickle_store import NamedTasks
     from governor.tasks.trinity.views import BatchView
@@ -55,9 +55,15 @@ class Submissions:
         `pin`: the number of the only runner that may execute them; None: any may. Their runs are numbered from `first_run`.
 
         Raises:
-            TypeError: a callable or an argument that cannot be sent to a runner, or as `specs_of`.
+            TypeError: no `Task`; a callable or an argument that cannot be sent to a runner; or as `specs_of`.
             ValueError: as `specs_of` and `BatchView.begin`. GraphError, QueueFull: as `Engine.submit`.
         """
+        for kind in map(type, tasks):
+            if not issubclass(kind, Task):
+                raise TypeError(
+                    f"a task must be a governor.tasks.Task, not {kind.__module__}.{kind.__qualname__}: "
+                    "Task(call, args, repeat_times=...)"
+                )
         named = self.driver.pickle_store.name_tasks(
             [task.call for task in tasks], [task.args for task in tasks]
         )

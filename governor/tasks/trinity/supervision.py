@@ -18,15 +18,39 @@ if TYPE_CHECKING:
     from governor.tasks.api import BatchId
     from governor.tasks.scheduling.events import Waiting
     from governor.tasks.scheduling.runner_slots import RunnerSlot
+    from governor.tasks.trinity.batches import Batches
+    from governor.tasks.trinity.runner_view import RunnerWrapper
     from governor.tasks.trinity.submissions import Submissions
-    from governor.tasks.trinity.views import BatchView
+    from governor.tasks.trinity.views import TaskWrapper
 
 
 class Supervision:
     """The read-only part of `Scheduler`. No method waits."""
 
-    _batches: dict[BatchId, BatchView]
+    _batches: Batches
     _submissions: Submissions | None
+    runners: dict[int, RunnerWrapper]
+    """All runners, by their numbers."""
+
+    @property
+    def total_completed_steps(self) -> int:
+        """Train batches of which all tasks have ended."""
+        return self._batches.totals.steps
+
+    @property
+    def total_completed_tasks(self) -> int:
+        """Tasks of train batches that have ended."""
+        return self._batches.totals.tasks
+
+    @property
+    def total_completed_sub_tasks(self) -> int:
+        """Their sub-tasks."""
+        return self._batches.totals.sub_tasks
+
+    @property
+    def total_running_time(self) -> float:
+        """What those took, in seconds."""
+        return self._batches.totals.running_time
 
     def explain(self, batch_id: BatchId) -> list[Waiting]:
         """What a batch waits for: which runs, on which runner, since when, until when (`events.Waiting`). Empty when
@@ -38,21 +62,31 @@ class Supervision:
         engine = self._submissions.driver.engine
         return [row for submission in sorted(view.submissions) for row in engine.explain(submission)]
 
-    def running_tasks(self, batch_id: BatchId) -> list[RunningTaskState]:
-        """The tasks of a batch that a runner executes now."""
-        view = self._batches.get(batch_id)
-        if view is None:
-            return []
+    @property
+    def busy_runners(self) -> dict[int, RunningTaskState]:
+        """The runners that execute a task now, and what they execute."""
+        tasks: dict[BatchId, dict[str, TaskWrapper]] = {
+            submission: view.tasks for view in self._batches.values() for submission in view.submissions
+        }
         at_work = {
             slot_index: slot.last[0].attempt
             for slot_index, slot in self._plain_slots().items()
             if slot.last is not None and slot.last[-1] is None
         }
-        return [
-            RunningTaskState(view.tasks[attempt.task.id], slot_index)
-            for slot_index, attempt in at_work.items()
-            if attempt.batch in view.submissions and attempt.task.id in view.tasks
-        ]
+        return {
+            slot_index: RunningTaskState(task, slot_index)
+            for slot_index, attempt in sorted(at_work.items())
+            if (task := tasks.get(attempt.batch, {}).get(attempt.task.id)) is not None
+        }
+
+    @property
+    def idle_runners(self) -> set[int]:
+        """The runners that are ready and have nothing to do."""
+        return {slot_index for slot_index, slot in self._plain_slots().items() if slot.state == "idle"}
+
+    def running_tasks(self, batch_id: BatchId) -> list[RunningTaskState]:
+        """The tasks of a batch that a runner executes now."""
+        return [state for state in self.busy_runners.values() if state.task.batch_id == batch_id]
 
     def get_runner_state(self, runner_id: int) -> dict[str, Any]:
         """What a runner does: ``workflow_id`` ("batch/task/run"), ``model_version``, ``begin_time`` and

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 
 from governor import logs
 from governor.tasks.api import Status
@@ -31,16 +32,20 @@ if TYPE_CHECKING:
     )
     from governor.tasks.trinity.result_store import StoredBatch
 
+Order: TypeAlias = Literal["tasks", "ended"]
+ORDERS: Final = ("tasks", "ended")
+
 RUN_SECONDS = "time/run_execution"
 """Name of the metric that every completed run gets: its running time in seconds."""
 
 log = logs.get_logger()
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True, eq=False)
 class TaskWrapper:
     """A task of a batch and what is known of its runs. `metrics` and `experience_payloads` are those of the completed
-    runs, in the order in which they ended; `emitted`: it stands among the completed results.
+    runs, in the order of the runs; evaluation has no payloads. `emitted`: it stands among the completed results.
     """
 
     task: Task
@@ -48,18 +53,24 @@ class TaskWrapper:
     sub_task_num: int = 1
     finished_sub_task_num: int = 0
     completed_runs: int = 0
-    total_runs: int = 1
+    total_runs: int = 0
     metrics: list[dict[str, float]] = field(default_factory=list)
     experience_payloads: list[bytes] = field(default_factory=list)
     first_error: str | None = None
     emitted: bool = False
     task_id: str = ""
+    index: int = 0
+    """Its place among the tasks of its batch."""
     keep_partial: bool = False
     """Hand it out with the runs that it has when the others are cancelled."""
     first_run: int = 0
     ended_runs: int = 0
     cancelled_runs: int = 0
     ended_of_sub_tasks: Counter[int] = field(default_factory=Counter)
+    runs: list[int] = field(default_factory=list)
+    """Those of `metrics`."""
+    payload_runs: list[int] = field(default_factory=list)
+    """Those of `experience_payloads`."""
 
     def enter(self, record: TaskRecord, payload: bytes, *, split: int) -> None:
         """One of its runs has its outcome."""
@@ -70,9 +81,9 @@ class TaskWrapper:
             self.finished_sub_task_num += 1
         if record.outcome == "succeeded":
             self.completed_runs += 1
-            self.metrics.append({**record.metrics, RUN_SECONDS: record.seconds})
+            _insert(self.runs, record.run, self.metrics, {**record.metrics, RUN_SECONDS: record.seconds})
             if payload:
-                self.experience_payloads.append(payload)
+                _insert(self.payload_runs, record.run, self.experience_payloads, payload)
             return
         if record.outcome == "cancelled":
             self.cancelled_runs += 1
@@ -84,7 +95,7 @@ class TaskWrapper:
         """Why it is not complete, or nothing."""
         if self.completed_runs == self.total_runs:
             return ""
-        text = f"{self.completed_runs} of {self.total_runs} runs completed"
+        text = f"{self.completed_runs}/{self.total_runs} runs completed successfully"
         if self.cancelled_runs:
             text += f", {self.cancelled_runs} cancelled"
         return f"{text}; first error: {self.first_error}" if self.first_error else text
@@ -96,7 +107,7 @@ class TaskWrapper:
         return Status(
             completed_runs=self.completed_runs,
             total_runs=self.total_runs,
-            metrics=[dict(metrics)] if metrics else [],
+            metrics=[dict(metrics)],
             message=self.message,
             task_id=self.task_id,
         )
@@ -109,7 +120,7 @@ class CompletedTaskResult:
     batch_id: BatchId
     task_id: str
     status: Status
-    experience_payloads: list[bytes]
+    experience_payloads: list[bytes] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +132,22 @@ class RunningTaskState:
     task: TaskWrapper
     runner_id: int
     restart_runner_on_cancel: bool = True
+
+
+def check_order(order: str) -> None:
+    """Raises ValueError for another than those of `Order`."""
+    if order not in ORDERS:
+        raise ValueError(f"order must be {' or '.join(map(repr, ORDERS))}, not {order!r}")
+
+
+@dataclass(slots=True)
+class Totals:
+    """What has ended of all train batches of a scheduler: batches, tasks, sub-tasks, and the seconds of the sub-tasks."""
+
+    steps: int = 0
+    tasks: int = 0
+    sub_tasks: int = 0
+    running_time: float = 0.0
 
 
 class Notifier:
@@ -151,7 +178,7 @@ class BatchView(BatchListener):
     time-out is the batch, which has been observed when none of its submissions is left.
 
     Args:
-        split: runs of one sub-task. everywhere: the notifier of all batches.
+        split: runs of one sub-task. everywhere: the notifier of all batches. totals: those of all batches.
         estimator: of the dynamic time-out.
     """
 
@@ -162,6 +189,7 @@ class BatchView(BatchListener):
         split: int | None,
         estimator: TimeoutEstimator,
         everywhere: Notifier | None = None,
+        totals: Totals | None = None,
     ) -> None:
         self.batch_id = batch_id
         self.split = split
@@ -182,6 +210,9 @@ class BatchView(BatchListener):
         self.changed = Notifier()
         self._everywhere = everywhere or Notifier()
         self._estimator = estimator
+        self._totals = totals or Totals()
+        self._observed = False
+        """Whether it has a train sub-task that has ended since it was counted as a step."""
 
     def begin(self, submission: int, tasks: Sequence[TaskWrapper], *, ended: Callable[[int], None]) -> None:
         """A batch of the engine is about to be submitted; `ended` is called when it has ended. Raises ValueError for ids of
@@ -193,7 +224,8 @@ class BatchView(BatchListener):
             raise ValueError(
                 f"batch {self.batch_id!r} has tasks of these ids already: {', '.join(known[:10])}"
             )
-        for task in tasks:
+        for index, task in enumerate(tasks, start=self.scheduled):
+            task.index = index
             task.sub_task_num = -(-task.total_runs // (self.split or task.total_runs))
             self.tasks[task.task_id] = task
         self.scheduled += len(tasks)
@@ -272,7 +304,9 @@ class BatchView(BatchListener):
         task = self.tasks.get(record.task)
         if task is None:
             return
-        if self.stored is not None:
+        if task.task.is_eval:
+            payload = b""
+        elif self.stored is not None:
             payload = self.stored.payload(record)
         task.enter(record, payload, split=self.split or task.total_runs)
         if task.ended_runs < task.total_runs:
@@ -280,6 +314,7 @@ class BatchView(BatchListener):
         del self.tasks[record.task]
         if not task.cancelled_runs or (task.completed_runs and task.keep_partial):
             task.emitted = True
+            self._totals.tasks += not task.task.is_eval
             self.completed[record.task] = task
             self.succeeded += _succeeded(task)
         self.wake()
@@ -301,10 +336,23 @@ class BatchView(BatchListener):
 
     def observe(self, _: BatchId, seconds: float, is_eval: bool) -> None:  # noqa: FBT001  # as SchedulingLimits has it
         self._estimator.observe(self.batch_id, seconds, is_eval)
+        if not is_eval:
+            self._totals.sub_tasks += 1
+            self._totals.running_time += seconds
+            self._observed = True
 
     def step_done(self, step: BatchId) -> None:
         if self.submissions.keys() <= {step}:
             self._estimator.step_done(self.batch_id)
+            self._totals.steps += self._observed
+            self._observed = False
+
+
+def _insert(runs: list[int], run: int, values: list[_T], value: _T) -> None:
+    """Puts the value of a run where it belongs in the order of runs."""
+    at = bisect(runs, run)
+    runs.insert(at, run)
+    values.insert(at, value)
 
 
 def _succeeded(task: TaskWrapper) -> bool:

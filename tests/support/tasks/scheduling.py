@@ -31,6 +31,7 @@ def configured(scheduler, **fields):
 def configure(coordinator, **fields):
     """As `configured`, for a coordinator."""
     coordinator.config = configured(coordinator.scheduler, **fields).config
+    coordinator.detailed_stats = coordinator.config.detailed_stats
 
 
 def is_alive(pid):
@@ -44,6 +45,12 @@ def is_alive(pid):
 async def within(seconds, awaitable):
     async with asyncio.timeout(seconds):
         return await awaitable
+
+
+async def collected(scheduler, batch_id, seconds=20, **more):
+    """How many statuses, and how many payloads."""
+    statuses, payloads = await within(seconds, scheduler.get_payload_results(batch_id, **more))
+    return len(statuses), len(payloads)
 
 
 def visitor(gate, **fields):
@@ -84,3 +91,32 @@ class Pipeline:
             raise self.error
         self.taken.append(sorted(payloads))
         return {"pipeline/payloads": float(len(payloads))}
+
+
+class ObjectPipeline:
+    """Notes its calls; fails or waits if the test sets that."""
+
+    def __init__(self):
+        self.calls = []
+        self.errors = {}
+        self.hangs = None
+        self.hanging = asyncio.Event()
+
+    async def prepare(self):
+        await self._note("prepare")
+
+    async def process_serialized_chunks(self, exp_chunks):
+        await self._note(("process", list(exp_chunks)))
+        return {"experience_pipeline/experience_count": float(len(exp_chunks))}
+
+    async def close(self):
+        await self._note("close")
+
+    async def _note(self, call):
+        name = call if isinstance(call, str) else call[0]
+        self.calls.append(call)
+        if self.hangs == name:
+            self.hanging.set()
+            await asyncio.Event().wait()
+        if name in self.errors:
+            raise self.errors[name]

@@ -1,17 +1,19 @@
-"""`RunnerWrapper` against real Ray: one runner of a scheduler, by its number."""
+"""`RunnerWrapper` against real Ray: one runner, of a scheduler or by itself."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 
-from governor.tasks import RunnerWrapper, Task
+from governor.tasks import RunnerWrapper, Task, TaskWrapper
 from governor.tasks.scheduling import attempts
-from tests.support.tasks.scheduling import turns, visitor, within
+from tests.support.tasks.scheduling import BASE, turns, visitor, within
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 
@@ -23,15 +25,17 @@ def slot(scheduler, slot_index):
 async def test_its_methods_are_those_that_users_know(scheduler):
     arguments = list(inspect.signature(RunnerWrapper.run_with_retry).parameters)[1:]
     assert arguments == ["task", "repeat_times", "run_id_base", "timeout", "collect_partial_runs"]
-    assert RunnerWrapper(1, scheduler).runner_id == 1
+    arguments = list(inspect.signature(RunnerWrapper).parameters)
+    assert arguments == ["runner_id", "rollout_model", "auxiliary_models", "config", "scheduler"]
+    assert {number: each.runner_id for number, each in scheduler.runners.items()} == {0: 0, 1: 1}
     for unknown in (-1, 2):
         with pytest.raises(KeyError):
-            RunnerWrapper(unknown, scheduler)
+            RunnerWrapper(unknown, scheduler=scheduler)
 
 
 async def test_runs_count_from_their_base_and_go_to_this_runner(scheduler, gate):
     for number in (0, 1, 0):
-        wrapper = RunnerWrapper(number, scheduler)
+        wrapper = scheduler.runners[number]
         work = asyncio.create_task(wrapper.run_with_retry(visitor(gate, id="t"), 2, 4, 9.0))
         for run in (4, 5):
             visit = await gate.visit()
@@ -39,9 +43,11 @@ async def test_runs_count_from_their_base_and_go_to_this_runner(scheduler, gate)
             await wrapper.update_state()
             assert wrapper.state["workflow_id"] == f"runner-{number}/t/{run}"
             visit.tell("go")
-        status, payloads, runner_id, seconds = await within(5, work)
+        status, payload, runner_id, seconds = await within(5, work)
         assert (status.ok, status.completed_runs, status.total_runs) == (True, 2, 2)
-        assert (payloads, runner_id) == ([b"t/4", b"t/5"], number)
+        assert [metrics.get("run") for metrics in status.metrics] == [4, 5, None]
+        assert status.metrics[-1] == {"time/task_execution": seconds}
+        assert (payload, runner_id) == (b"t/4t/5", number)
         assert 0 < seconds < 10
 
 
@@ -49,23 +55,23 @@ async def test_runs_count_from_their_base_and_go_to_this_runner(scheduler, gate)
 @pytest.mark.parametrize("collect", [True, False])
 async def test_only_missing_runs_are_tried_again(scheduler, tmp_path, times, ok, collect):
     task = Task("batch_deeds:fail_first", {"folder": str(tmp_path), "times": times}, id="t")
-    status, payloads, _, _ = await within(
-        20, RunnerWrapper(0, scheduler).run_with_retry(task, 2, 0, 9.0, collect_partial_runs=collect)
+    status, payload, _, _ = await within(
+        20, scheduler.runners[0].run_with_retry(task, 2, 0, 9.0, collect_partial_runs=collect)
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0-1", "1-1", "1-2"]
     assert (status.ok, status.completed_runs) == (ok, 2 if ok else 1)
-    assert payloads == ([b"0", b"1"] if ok else [b"0"] if collect else [])
+    assert payload == (b"01" if ok else b"0" if collect else b""), "in the order of the runs"
 
 
 @pytest.mark.parametrize(("repeat_times", "base"), [(0, 0), (-1, 0), (1, -1)])
 async def test_runs_that_make_no_sense_are_refused(scheduler, repeat_times, base):
     with pytest.raises(ValueError, match="repeat_times must be 1 or more, and run_id_base 0 or more"):
-        await RunnerWrapper(0, scheduler).run_with_retry(Task("deeds:nothing"), repeat_times, base, 9.0)
+        await scheduler.runners[0].run_with_retry(Task("deeds:nothing"), repeat_times, base, 9.0)
 
 
 async def test_timeout_bounds_each_attempt(scheduler, gate):
     task = visitor(gate, id="t", retries=1)
-    work = asyncio.create_task(RunnerWrapper(0, scheduler).run_with_retry(task, 1, 0, 0.2))
+    work = asyncio.create_task(scheduler.runners[0].run_with_retry(task, 1, 0, 0.2))
     first, second = await gate.visit(), await gate.visit()
     await within(5, first.gone())
     assert second.attempt == 2
@@ -74,7 +80,7 @@ async def test_timeout_bounds_each_attempt(scheduler, gate):
 
 
 async def test_what_its_caller_gives_up_is_cancelled(scheduler, gate):
-    work = asyncio.create_task(RunnerWrapper(0, scheduler).run_with_retry(visitor(gate), 1, 0, 600.0))
+    work = asyncio.create_task(scheduler.runners[0].run_with_retry(visitor(gate), 1, 0, 600.0))
     visit = await gate.visit()
     work.cancel()
     await within(5, visit.gone())
@@ -83,7 +89,7 @@ async def test_what_its_caller_gives_up_is_cancelled(scheduler, gate):
 
 
 async def test_prepare_replaces_a_runner_that_has_died(scheduler):
-    wrapper = RunnerWrapper(0, scheduler)
+    wrapper = scheduler.runners[0]
     await within(20, wrapper.prepare())
     old = slot(scheduler, 0).runner
     os.kill(scheduler.engine._runners.pid(old), signal.SIGKILL)
@@ -98,7 +104,7 @@ async def test_a_restarted_runner_is_ready_before_the_old_one_is_killed(
     scheduler, gate, with_a_spare, monkeypatch
 ):
     for number in range(2):
-        await within(20, RunnerWrapper(number, scheduler).prepare())
+        await within(20, scheduler.runners[number].prepare())
     if with_a_spare:  # one is warmed for a task that may have to be killed soon: here, as soon as it begins
         monkeypatch.setattr(attempts, "SPARE_LEAD", 60.0)
         scheduler.schedule([visitor(gate, timeout=60.0)], 1)
@@ -121,7 +127,7 @@ async def test_a_restarted_runner_is_ready_before_the_old_one_is_killed(
     scheduler.engine._runners.kill = noted
     old = slot(scheduler, 0).runner
     try:
-        await within(10, RunnerWrapper(0, scheduler).restart_runner())
+        await within(10, scheduler.runners[0].restart_runner())
     finally:
         del scheduler.engine._runners.kill
     ((killed, idle),) = kills
@@ -134,10 +140,42 @@ async def test_a_restart_counts_as_a_crash_of_what_was_at_work(scheduler, gate):
     scheduler.schedule([visitor(gate, retries=1)], 1)
     first = await gate.visit()
     (state,) = scheduler.running_tasks(1)
-    await within(20, RunnerWrapper(state.runner_id, scheduler).restart_runner())
+    await within(20, scheduler.runners[state.runner_id].restart_runner())
     await within(5, first.gone())
     second = await gate.visit()
     assert second.attempt == 2
     second.tell("go")
     await turns()
     assert (await within(5, scheduler.get_statuses(1)))[0].ok
+
+
+async def test_a_runner_of_its_own(harness, gate):
+    """It is started by its first call, has its models, and is gone when it is closed."""
+    config = replace(BASE, runner_per_model=9)
+    wrapper = RunnerWrapper(3, "url", ["judge"], config)
+    assert (wrapper.runner_id, wrapper.rollout_model, wrapper.auxiliary_models) == (3, "url", ["judge"])
+    task = Task("batch_deeds:tell_all", id="t")
+    status, payload, runner_id, _ = await within(40, wrapper.run_with_retry(task, 1, 2, 9.0))
+    assert (status.ok, status.task_id, runner_id) == (True, "t", 3)
+    batch, _, run, _, _, model, *_ = json.loads(payload)
+    assert (batch, run, model) == ("runner-3", 2, {"rollout": "url", "auxiliary": ["judge"]})
+    await wrapper.update_state()
+    assert wrapper.state["step"] == 2
+    await within(20, wrapper.restart_runner())
+    work = asyncio.create_task(wrapper.run_with_retry(visitor(gate), 1, 0, 600.0))
+    visit = await gate.visit()
+    await within(20, wrapper.close())
+    await wrapper.close()
+    await within(1, visit.gone())
+    (ended,) = await within(1, asyncio.gather(work, return_exceptions=True))
+    assert isinstance(ended, RuntimeError) or not ended[0].ok
+    async with RunnerWrapper(0, config=config) as other:
+        assert other.rollout_model is None
+        assert (await within(20, other.run_with_retry(Task("deeds:nothing"), 1, 0, 9.0)))[0].ok
+
+
+async def test_a_task_wrapper_is_taken_too_and_names_the_batch(scheduler):
+    task = TaskWrapper(Task("batch_deeds:tell_all", id="t"), "7/math")
+    status, payload, _, _ = await within(20, scheduler.runners[1].run_with_retry(task, 1, 0, 9.0))
+    assert (status.ok, json.loads(payload)[:2]) == (True, ["7/math", "t"])
+    assert (task.completed_runs, task.total_runs) == (0, 0)

@@ -16,7 +16,6 @@ from governor.tasks import (
     GraphError,
     OverRollout,
     QueueFull,
-    RunnerWrapper,
     RunningTaskState,
     Scheduler,
     SchedulerConfig,
@@ -47,7 +46,11 @@ async def test_arguments_and_defaults_are_those_that_users_know():
         return {p.name: p.default for p in found if p.default is not p.empty}
 
     waits = {"min_num": None, "timeout": None, "clear_timeout_tasks": True, "return_partial_tasks": False}
-    assert defaults(Scheduler.get_statuses) == defaults(Scheduler.get_payload_results) == waits
+    assert (
+        defaults(Scheduler.get_statuses)
+        == defaults(Scheduler.get_payload_results)
+        == waits | {"order": "tasks"}
+    )
     assert defaults(Scheduler.abort_batch) == {"return_partial_tasks": False, "restart_runners": True}
     assert defaults(Scheduler.wait_all) == {"timeout": None, "clear_timeout_tasks": True}
     assert defaults(Scheduler.dynamic_timeout) == {"timeout": None}
@@ -69,7 +72,7 @@ async def test_statuses_carry_ids_runs_and_metrics(scheduler):
     good, bad = statuses["0"], statuses["bad"]
     assert (good.completed_runs, good.total_runs, good.ok, good.message) == (3, 3, True, "")
     assert good.metrics == [{"score": 1.0, "time/run_execution": pytest.approx(0, abs=1)}]
-    assert (bad.completed_runs, bad.total_runs, bad.ok, bad.metrics) == (0, 1, False, [])
+    assert (bad.completed_runs, bad.total_runs, bad.ok, bad.metrics) == (0, 1, False, [{}])
     assert "run 0 failed: ValueError: bad luck" in bad.message
     assert not scheduler.has_step(1)
 
@@ -99,17 +102,22 @@ async def test_async_callables_are_awaited(scheduler):
 
 async def test_the_context_of_a_task(scheduler):
     before = time.time()
-    scheduler.schedule(
-        [Task("batch_deeds:tell_all", id="t", repeat_times=2, timeout=9, is_eval=True)], "7/ev"
-    )
-    _, payloads = await within(20, scheduler.get_payload_results("7/ev"))
+    scheduler.schedule([Task("batch_deeds:tell_all", id="t", repeat_times=2, timeout=9)], "7/name")
+    _, payloads = await within(20, scheduler.get_payload_results("7/name"))
     batch, task, run, attempt, deadline, model, is_eval, folder = json.loads(payloads[1])
-    assert (batch, task, run, attempt, is_eval) == ("7/ev", "t", 1, 1, True)
+    assert (batch, task, run, attempt, is_eval) == ("7/name", "t", 1, 1, False)
     assert before + 8 < deadline < time.time() + 9
     assert model in ({"rollout": name, "auxiliary": ["judge"]} for name in ("m0", "m1"))
     assert folder
     assert 7 in scheduler.get_key_state("model_version").values()
     assert 1 in scheduler.get_key_state("step").values()
+    scheduler.schedule([Task(tell_whether_eval, is_eval=True)], "7/ev")
+    await within(20, scheduler.get_statuses("7/ev"))
+    assert list(scheduler.get_key_state("is_eval").values()) == [True]
+
+
+def tell_whether_eval(context):
+    context.tell(is_eval=context.is_eval)
 
 
 async def test_runners_are_models_times_runner_per_model_and_runner_i_has_model_i_mod_their_number(
@@ -118,9 +126,9 @@ async def test_runners_are_models_times_runner_per_model_and_runner_i_has_model_
     assert scheduler.runner_num == 4
     tasks = [Task("batch_deeds:tell_all", repeat_times=1) for _ in range(4)]
     found = await asyncio.gather(
-        *(RunnerWrapper(i, scheduler).run_with_retry(task, 1, 0, 9.0) for i, task in enumerate(tasks))
+        *(scheduler.runners[i].run_with_retry(task, 1, 0, 9.0) for i, task in enumerate(tasks))
     )
-    assert [json.loads(payload[0])[5]["rollout"] for _, payload, _, _ in found] == ["m0", "m1", "m0", "m1"]
+    assert [json.loads(payload)[5]["rollout"] for _, payload, _, _ in found] == ["m0", "m1", "m0", "m1"]
 
 
 async def test_repeats_are_split_and_run_ids_count_on(scheduler, gate):
@@ -183,6 +191,8 @@ async def test_what_cannot_be_scheduled_changes_nothing(scheduler, gate):
         scheduler.schedule([Task("deeds:nothing", {"lock": threading.Lock()})], 2)
     with pytest.raises(ValueError, match="repeat_times"):
         scheduler.schedule([Task("deeds:nothing", repeat_times=0)], 2)
+    with pytest.raises(TypeError, match=r"must be a governor\.tasks\.Task, not builtins\.dict"):
+        scheduler.schedule([{"workflow": None}], 2)
     assert (scheduler._batches[1].tasks, scheduler._batches[1].scheduled) == before
     assert not scheduler.has_step(2)
     visit.tell("go")

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from governor.tasks import RunnerWrapper, Task
+from governor.tasks import Task
 from tests.support.tasks.scheduling import BASE, configured, is_alive, turns, visitor, within
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
@@ -42,7 +42,7 @@ def results_hang(monkeypatch):
             over.wait()
 
         with monkeypatch.context() as patch:
-            patch.setattr("governor.tasks.trinity.scheduler.results_of", never)
+            patch.setattr("governor.tasks.trinity.batches.results_of", never)
             calling = asyncio.create_task(work)
             await begun.wait()
         return calling
@@ -119,14 +119,53 @@ async def test_failures_alone_never_satisfy_min_num(scheduler, gate):
     await within(5, scheduler.get_statuses(2))
 
 
-async def test_statuses_are_not_numbered_in_the_order_of_completion(scheduler, gate):
-    scheduler.schedule([visitor(gate), visitor(gate)], 1)
+@pytest.mark.parametrize("order", ["tasks", "ended"])
+async def test_statuses_are_those_of_their_tasks_whichever_ended_first(scheduler, gate, order):
+    """Also of a batch that is scheduled in portions, and of what is left for a later call."""
+    for portion in (2, 1):
+        scheduler.schedule([visitor(gate)] * portion, 1)
     visits = await gate.visits(2)
-    visits["1", 0].tell("go")
+    visits["1", 0].tell("fail")
+    visits["2", 0] = await gate.visit()
+    visits["2", 0].tell("go")
+    await visits["2", 0].gone()
     await scheduler.wait_for(1, min_num=1, clear_timeout_tasks=False)
-    visits["0", 0].tell("fail")
-    statuses = await within(5, scheduler.get_statuses(1))
-    assert [(status.task_id, status.ok) for status in statuses] == [("1", True), ("0", False)]
+    if order == "tasks":
+        first = [(result.task_id, result.status.ok) for result in await scheduler.peek_results(1)]
+        assert first == [("1", False), ("2", True)]
+    visits["0", 0].tell("go")
+    statuses, payloads = await within(5, scheduler.get_payload_results(1, order=order))
+    names = ["0", "1", "2"] if order == "tasks" else ["1", "2", "0"]
+    assert [(status.task_id, status.ok) for status in statuses] == [(each, each != "1") for each in names]
+    assert payloads == [f"{each}/0".encode() for each in names if each != "1"]
+
+
+async def test_an_order_that_is_none_is_refused_before_the_wait(scheduler, gate):
+    scheduler.schedule([visitor(gate)], 1)
+    await gate.visit()
+    for method in (
+        scheduler.get_statuses,
+        scheduler.get_payload_results,
+        scheduler.drain_batch_payload_results,
+    ):
+        with pytest.raises(ValueError, match="order must be 'tasks' or 'ended', not 'id'"):
+            await within(1, method(1, order="id"))
+    await within(5, scheduler.abort_batch(1))
+
+
+async def test_runs_of_a_task_are_in_their_order_whichever_ended_first(scheduler, gate):
+    configured(scheduler, max_repeat_times_per_runner=1)
+    scheduler.schedule([visitor(gate, id="t", repeat_times=3)], 1)
+    visits = await gate.visits(2)
+    task = scheduler._batches[1].tasks["t"]
+    visits["t", 1].tell("go")
+    visits["t", 2] = await gate.visit()
+    for run in (2, 0):
+        visits["t", run].tell("go")
+        await visits["t", run].gone()
+    _, payloads = await within(5, scheduler.get_payload_results(1))
+    assert payloads == [b"t/0", b"t/1", b"t/2"]
+    assert [metrics["run"] for metrics in task.metrics] == [0, 1, 2]
 
 
 async def test_abort_wakes_who_waits_for_the_batch(scheduler, gate):
@@ -171,7 +210,7 @@ async def test_a_crashed_runner_is_not_put_back_as_idle_and_eats_no_other_task(s
 
 
 async def test_a_runner_that_dies_idle_is_replaced_and_costs_no_attempt(scheduler, gate):
-    wrapper = RunnerWrapper(0, scheduler)
+    wrapper = scheduler.runners[0]
     await within(20, wrapper.prepare())
     os.kill(pid_of(scheduler, 0), signal.SIGKILL)
     scheduler.schedule([visitor(gate, id=str(index)) for index in range(2)], 1)
@@ -200,7 +239,7 @@ async def test_a_hung_runner_freezes_no_report_of_states(scheduler, gate, capsys
     (state,) = [state for state in scheduler.get_all_state().values() if state["terminate_time"] is None]
     scheduler.print_all_state()
     for runner in range(scheduler.runner_num):
-        await RunnerWrapper(runner, scheduler).update_state()
+        await scheduler.runners[runner].update_state()
     assert scheduler.get_key_state("workflow_id")
     (row,) = scheduler.explain(1)
     assert time.monotonic() - began < 5
@@ -213,7 +252,7 @@ async def test_a_hung_runner_freezes_no_report_of_states(scheduler, gate, capsys
 
 async def test_a_failed_restart_leaks_no_runner(scheduler, monkeypatch):
     for runner in range(2):
-        await within(20, RunnerWrapper(runner, scheduler).prepare())
+        await within(20, scheduler.runners[runner].prepare())
     pool = scheduler.engine._runners
     create, failures = pool._create, iter([True])
 
@@ -224,10 +263,10 @@ async def test_a_failed_restart_leaks_no_runner(scheduler, monkeypatch):
 
     monkeypatch.setattr(pool, "_create", create_or_fail)
     old = pid_of(scheduler, 0)
-    await within(20, RunnerWrapper(0, scheduler).restart_runner())
+    await within(20, scheduler.runners[0].restart_runner())
     assert not is_alive(old)
     for runner in range(2):
-        await within(20, RunnerWrapper(runner, scheduler).prepare())
+        await within(20, scheduler.runners[runner].prepare())
     assert len(runners(scheduler)) == len(pool._handles) == 2
     scheduler.schedule([Task("deeds:nothing") for _ in range(4)], 1)
     assert all(status.ok for status in await within(20, scheduler.get_statuses(1)))
@@ -323,5 +362,5 @@ async def test_a_large_evaluation_does_not_hold_the_event_loop(scheduler):
         worst = max(worst, time.thread_time() - before)
     gc.unfreeze()
     statuses, payloads = handing_out.result()
-    assert (len(statuses), len(payloads)) == (2_200, 35_200)
+    assert (len(statuses), payloads) == (2_200, [])
     assert worst < 0.02

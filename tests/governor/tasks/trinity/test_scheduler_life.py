@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from governor.errors import GovernorError
-from governor.tasks import RunnerWrapper, Scheduler, Task, TaskResult
+from governor.tasks import Scheduler, Task, TaskResult
 from governor.tasks.driver import Driver
 from tests.support.tasks.scheduling import BASE, is_alive, visitor, within
 
@@ -97,7 +97,7 @@ async def test_stop_is_bounded_wakes_who_waits_and_keeps_results(harness, gate, 
     await visit.heard()
     folder = scheduler.submissions.driver.folder
     (at_work,) = scheduler.running_tasks(1)
-    other = RunnerWrapper(1 - at_work.runner_id, scheduler)
+    other = scheduler.runners[1 - at_work.runner_id]
     waits = [
         asyncio.create_task(waiting)
         for waiting in (
@@ -148,7 +148,7 @@ async def test_a_runner_that_waits_is_woken_by_a_stop_that_is_not_done_in_time(h
     await scheduler.start()
     driver, released = scheduler.submissions.driver, asyncio.Event()
     driver._stack.push_async_callback(released.wait)
-    work = asyncio.create_task(RunnerWrapper(0, scheduler).run_with_retry(visitor(gate), 1, 0, 600.0))
+    work = asyncio.create_task(scheduler.runners[0].run_with_retry(visitor(gate), 1, 0, 600.0))
     await gate.visit()
     await within(2, scheduler.stop())
     with pytest.raises(RuntimeError, match="was stopped"):

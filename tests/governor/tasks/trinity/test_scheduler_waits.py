@@ -11,7 +11,6 @@ import pytest_asyncio
 from governor.tasks import (
     CompletedTaskResult,
     OverRollout,
-    RunnerWrapper,
     Scheduler,
 )
 from tests.support.tasks.scheduling import BASE, configured, turns, visitor, within
@@ -159,7 +158,7 @@ async def test_abort_replaces_runners_or_leaves_those_that_obey(scheduler, gate,
     for visit in visits.values():
         await within(1, visit.gone())
     for runner in range(scheduler.runner_num):
-        await within(10, RunnerWrapper(runner, scheduler).prepare())
+        await within(10, scheduler.runners[runner].prepare())
     left = {slot.runner for slot in scheduler.engine._core.slots.all() if slot.state == "idle"}
     assert (left & before == set()) if restart else (left <= before)
     assert gate.arrivals.empty()
