@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     )
     from governor.tasks.cluster.warm_runners import release_runners
     from governor.tasks.errors import GraphError, QueueFull, TaskFailed
+    from governor.tasks.trinity.batch_state import BatchLifecycleState, BatchState
     from governor.tasks.trinity.bootstrap import bootstrap_metric
-    from governor.tasks.trinity.coordinator import BatchLifecycleState, BatchState, RolloutCoordinator
+    from governor.tasks.trinity.coordinator import RolloutCoordinator
     from governor.tasks.trinity.runner_view import RunnerWrapper
     from governor.tasks.trinity.scheduler import Scheduler
     from governor.tasks.trinity.statistics import calculate_task_level_metrics
@@ -66,7 +67,8 @@ __all__ = [
 
 _MODULES = {
     "trinity.bootstrap": ("bootstrap_metric",),
-    "trinity.coordinator": ("BatchLifecycleState", "BatchState", "RolloutCoordinator"),
+    "trinity.batch_state": ("BatchLifecycleState", "BatchState"),
+    "trinity.coordinator": ("RolloutCoordinator",),
     "errors": ("GraphError", "QueueFull", "TaskFailed"),
     "agentlab.ray_tasks": (
         "_episode_timeout",

@@ -2,121 +2,111 @@
 
 Rules:
 1. A batch is finalized once. Concurrent callers get equal results; a later call finds no such batch.
-2. What was finished stays with the batch until it is finalized: after a time-out, an error of the pipeline, or a
-   caller that was cancelled, finalize can be called again. Payloads that the pipeline took are not given to it again:
-   it goes on when its caller has left, and its result is that of the next call.
-3. A train batch is finalized when all of its tasks have ended, or as many succeeded as it was to wait for.
-4. Abort wakes a finalize that waits, cancels the pipeline, and every caller's time-out is its own.
+2. A train batch is finalized when all of its tasks have ended, or as many succeeded as it was to wait for. What was
+   finished is not lost when that fails (`finalization`).
+3. The pipeline is prepared before the scheduler starts, and closed after it was stopped.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, TypeAlias
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
 
 from governor import logs
-from governor.tasks.api import SchedulerConfig, Status
 from governor.tasks.scheduling.wait_policy import min_wait_num as min_wait_num_of
+from governor.tasks.trinity import pipeline as pipelines
+from governor.tasks.trinity.batch_state import BatchLifecycleState, BatchState
+from governor.tasks.trinity.finalization import Finalization
 from governor.tasks.trinity.scheduler import Scheduler
-from governor.tasks.trinity.statistics import summarise_batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from governor.tasks.api import BatchId, Task
+    from governor.tasks.api import BatchId, SchedulerConfig, Task
     from governor.tasks.scheduling.events import Waiting
-    from governor.tasks.scheduling.wait_policy import Verdict
-    from governor.tasks.trinity.views import CompletedTaskResult
-
-BatchType: TypeAlias = Literal["train", "eval"]
-
-CLOSING: Final = 1.0
-"""Seconds, beside the grace of what is left, that a finalize whose time is up waits for its result."""
+    from governor.tasks.trinity.batch_state import BatchType
+    from governor.tasks.trinity.handover import TrinityConfig
+    from governor.tasks.trinity.pipeline import Pipeline
 
 log = logs.get_logger()
 
 
-class Pipeline(Protocol):
-    """What makes metrics of payloads; it may store them on the way. An exception leaves the batch as it was. It is
-    cancelled when its batch is aborted.
-    """
-
-    async def __call__(self, payloads: list[bytes]) -> dict[str, float]: ...
-
-
-class BatchLifecycleState(StrEnum):
-    """Where a batch stands."""
-
-    PENDING = "pending"
-    RUNNING = "running"
-    FINALIZING = "finalizing"
-    FINALIZED = "finalized"
-    ABORTED = "aborted"
-
-
-@dataclass(slots=True, eq=False)
-class BatchState:
-    """What the coordinator knows of a batch. `statuses` by task id, of the tasks that have ended."""
-
-    batch_id: BatchId
-    batch_type: BatchType
-    expected_task_count: int
-    statuses: dict[str, Status] = field(default_factory=dict)
-    min_wait_num: int | None = None
-    state: BatchLifecycleState = BatchLifecycleState.PENDING
-    final_result: dict[str, Any] | None = None
-    """What finalize returns, once it is known."""
-    pipeline_metrics: dict[str, float] | None = None
-    """What the pipeline has made of the payloads, once it has."""
-    abortion: asyncio.Task[None] | None = None
-    finishing: asyncio.Task[None] | None = None
-    """What makes the result, while it does."""
-    result: asyncio.Future[dict[str, Any]] = field(init=False)
-    """Of `final_result`; the coordinator makes it."""
-
-    @property
-    def completed_task_count(self) -> int:
-        """Tasks that have ended."""
-        return len(self.statuses)
-
-    @property
-    def succeeded_task_count(self) -> int:
-        """Tasks of which every run succeeded."""
-        return sum(status.ok for status in self.statuses.values())
-
-
 class RolloutCoordinator:
-    """Owns a `Scheduler`, and finalizes its batches.
+    """Owns a `Scheduler` and a pipeline, and finalizes batches.
+
+    `experience_pipeline` is the pipeline; `running`: from the end of `prepare` to `shutdown`; `detailed_stats` is that of the
+    config, and counts for batches that are submitted from then on.
 
     Args:
-        pipeline: an async callable that takes the payloads of a train batch and returns metrics.
+        config: as `Scheduler` has it.
+        pipeline: an async function that takes the payloads of a train batch and returns metrics; or an object with async
+            ``prepare()``, ``process_serialized_chunks(payloads)`` and ``close()``, which are called by `prepare`, by
+            finalize and by `shutdown`.
         folder: where results are kept, as `Scheduler` has it.
+
+    Raises:
+        TypeError: no such pipeline, or as `Scheduler`.
     """
 
     def __init__(
         self,
-        config: SchedulerConfig | None = None,
+        config: SchedulerConfig | TrinityConfig | None = None,
         rollout_model: Sequence[Any] = (),
         auxiliary_models: Sequence[Sequence[Any]] | None = None,
         pipeline: Pipeline | None = None,
         folder: Path | str | None = None,
     ) -> None:
-        self.config = config or SchedulerConfig()
-        self.scheduler = Scheduler(self.config, rollout_model, auxiliary_models, folder)
-        self.pipeline = pipeline
-        self.batches: dict[BatchId, BatchState] = {}
+        pipelines.check(pipeline)
+        self.scheduler = Scheduler(config, rollout_model, auxiliary_models, folder)
+        self.config = self.scheduler.config
+        self.detailed_stats = self.config.detailed_stats
+        self.experience_pipeline = pipeline
+        self.running = False
+        self._finalizations: dict[BatchId, Finalization] = {}
+        self._preparing = asyncio.Lock()
+        self._shutdowns = 0
+
+    @property
+    def pending_batches(self) -> dict[BatchId, BatchState]:
+        """The batches that were submitted and are neither finalized nor aborted."""
+        return {batch_id: each.state for batch_id, each in self._finalizations.items()}
 
     async def prepare(self) -> None:
-        """Starts the scheduler; again: nothing. Raises GovernorError without Ray."""
-        await self.scheduler.start()
+        """Prepares the pipeline and starts the scheduler; again: nothing. Raises GovernorError without Ray, RuntimeError when
+        `shutdown` came first, and what the pipeline raises; the pipeline is closed then, if it was prepared.
+        """
+        async with self._preparing:
+            if self.running:
+                return
+            shutdowns = self._shutdowns
+            await pipelines.prepare(self.experience_pipeline)
+            async with AsyncExitStack() as stack:
+                stack.push_async_callback(pipelines.close, self.experience_pipeline)
+                if self._shutdowns != shutdowns:
+                    raise RuntimeError("the coordinator was shut down before it was prepared")
+                await self.scheduler.start()
+                stack.pop_all()
+            self.running = True
 
     async def shutdown(self) -> None:
-        """Stops the scheduler, in its `stop_timeout`; waiting callers get an error."""
+        """Stops the scheduler, in its `stop_timeout`; waiting callers get an error. A pipeline at work has as long again and
+        is cancelled then; last it is closed, which takes as long as it takes. Idempotent. Raises what the pipeline raises.
+        """
+        was_running, self.running = self.running, False
+        self._shutdowns += 1
         await self.scheduler.stop()
+        working = [
+            finishing
+            for each in self._finalizations.values()
+            if (finishing := each.finish_within(self.config.stop_timeout)) is not None
+        ]
+        await asyncio.gather(*working, return_exceptions=True)
+        if was_running:
+            await pipelines.close(self.experience_pipeline)
 
     async def __aenter__(self) -> Self:
         await self.prepare()
@@ -126,13 +116,21 @@ class RolloutCoordinator:
         await self.shutdown()
 
     @classmethod
-    def get_actor(cls, config: SchedulerConfig | None = None, **arguments: Any) -> Any:
+    def get_actor(
+        cls,
+        config: SchedulerConfig | TrinityConfig | None = None,
+        rollout_model: Sequence[Any] = (),
+        auxiliary_models: Sequence[Sequence[Any]] | None = None,
+        pipeline: Pipeline | None = None,
+        folder: Path | str | None = None,
+    ) -> Any:
         """A coordinator in a Ray actor of its own: every method is called by ``.remote()``. Ray must be initialized;
         the actor works on that cluster.
         """
         import ray  # noqa: PLC0415  # the caller has it
 
-        return ray.remote(cls).options(num_cpus=0, max_concurrency=1000).remote(config, **arguments)
+        actor = ray.remote(cls).options(num_cpus=0, max_concurrency=1000)
+        return actor.remote(config, rollout_model, auxiliary_models, pipeline, folder)
 
     # -- batches --------------------------------------------------------------------------------------------
 
@@ -149,29 +147,38 @@ class RolloutCoordinator:
 
         Raises:
             ValueError: the id is active, the type is neither ``"train"`` nor ``"eval"``, or `min_wait_num` is negative.
+            RuntimeError: `prepare` was not called, or `shutdown` was.
             QueueFull, GraphError, TypeError: as `Scheduler.schedule`; nothing was registered.
         """
         if batch_type not in ("train", "eval"):
             raise ValueError(f'batch_type must be "train" or "eval", not {batch_type!r}')
         if min_wait_num is not None and min_wait_num < 0:
             raise ValueError(f"min_wait_num must be 0 or more, not {min_wait_num}")
-        if batch_id in self.batches:
-            raise ValueError(f"batch {batch_id!r} is active already")
+        if batch_id in self._finalizations:
+            raise ValueError(f"batch {batch_id!r} is already active")
+        if tasks and not self.scheduler.running:
+            raise RuntimeError("RolloutCoordinator.prepare() must be called first")
         state = BatchState(batch_id, batch_type, len(tasks), min_wait_num=min_wait_num)
-        state.result = asyncio.get_running_loop().create_future()
         if batch_type == "train" and min_wait_num is None and self.config.over_rollout.ratio:
             state.min_wait_num = min_wait_num_of(len(tasks), self.config.over_rollout.ratio)
         if batch_type == "eval":
             tasks = [task if task.is_eval else replace(task, is_eval=True) for task in tasks]
         self.scheduler.schedule(tasks, batch_id=batch_id)
-        self.batches[batch_id] = state
         if tasks:
             state.state = BatchLifecycleState.RUNNING
+        self._finalizations[batch_id] = Finalization(
+            state,
+            self.scheduler,
+            process=self._process,
+            closed=partial(self._forget, batch_id),
+            detailed_stats=self.detailed_stats,
+        )
 
     async def finalize_train_batch(
         self, batch_id: BatchId, *, timeout: float | None = None
     ) -> dict[str, Any]:
-        """Waits for a train batch, runs its payloads through the pipeline and closes it.
+        """Waits for a train batch, runs its payloads through the pipeline and closes it. Payloads come task by task, run by
+        run.
 
         Returns:
             ``{batch_id, batch_type, finished_task_count, metrics}``.
@@ -181,25 +188,18 @@ class RolloutCoordinator:
             TimeoutError: after `timeout` seconds (None: the scheduler's default) not all tasks have ended, or fewer than
                 `min_wait_num` have succeeded; or the pipeline is still at work. Nothing is lost: the batch goes on, the
                 pipeline too, and can be finalized later. To end what is left may take the grace and a second more.
-            RuntimeError: the scheduler was stopped before enough had ended.
+            RuntimeError: the coordinator was shut down before enough had ended.
         """
-        state = self._find(batch_id, "train")
-        until = time.monotonic() + (self.scheduler.default_timeout if timeout is None else timeout)
-        verdict = await self._wait(state, timeout)
-        if verdict == "timeout" and self.scheduler.running:
-            raise TimeoutError(f"batch {batch_id!r}: {self._shortage(state)}")
-        return await self._finalize(state, max(until - time.monotonic(), self.config.grace + CLOSING))
+        return await self._find(batch_id, "train").train(timeout)
 
     async def finalize_eval_batch(self, batch_id: BatchId, *, timeout: float | None = None) -> dict[str, Any]:
         """Waits for an evaluation batch and closes it, with what there is when the time is up: it raises nothing then.
 
         Raises:
             KeyError: no such batch is active. ValueError: it is no evaluation batch.
-            RuntimeError: the scheduler was stopped before all had ended.
+            RuntimeError: the coordinator was shut down before all had ended.
         """
-        state = self._find(batch_id, "eval")
-        await self._wait(state, timeout)
-        return await self._finalize(state, None)
+        return await self._find(batch_id, "eval").evaluation(timeout)
 
     async def abort_batch(
         self, batch_id: BatchId, *, reason: str, keep_partial_results: bool = False
@@ -208,19 +208,9 @@ class RolloutCoordinator:
         returns its result: at once, and counting no task; with `keep_partial_results`, when all that was kept is known. A
         batch that has its result already is finalized. An unknown one: nothing.
         """
-        state = self.batches.get(batch_id)
-        if state is None:
-            return
-        if state.result.done() and state.abortion is None:
-            self._close(state, BatchLifecycleState.FINALIZED)
-            return
-        if state.abortion is None:
-            log.warning("batch.aborted", batch=batch_id, reason=reason)
-            state.state = BatchLifecycleState.ABORTED
-            state.abortion = asyncio.create_task(
-                self._abort(state, keep=keep_partial_results), name=f"batch.{batch_id}.abort"
-            )
-        await asyncio.shield(state.abortion)  # to the end, also when its caller is cancelled
+        finalization = self._finalizations.get(batch_id)
+        if finalization is not None:
+            await finalization.abort(reason=reason, keep=keep_partial_results)
 
     async def explain(self, batch_id: BatchId) -> list[Waiting]:
         """What a batch waits for, as `Scheduler.explain`; times are those of this process's monotonic clock."""
@@ -230,159 +220,35 @@ class RolloutCoordinator:
         """What runners do, as `Scheduler.get_all_state`."""
         return self.scheduler.get_all_state()
 
-    async def process_experiences(self, payloads: Sequence[bytes]) -> dict[str, float]:
-        """Runs payloads through the pipeline. Raises RuntimeError for payloads without a pipeline, and whatever the
-        pipeline raises.
+    async def process_experiences(self, payloads: Sequence[bytes]) -> dict[str, Any]:
+        """Runs payloads through the pipeline. Raises RuntimeError for payloads without a pipeline, or with an object that is
+        not prepared or was closed; and whatever the pipeline raises.
         """
         if not payloads:
             return {}
-        if self.pipeline is None:
+        pipeline = self.experience_pipeline
+        if pipeline is None:
             raise RuntimeError(
-                "there is no pipeline for these payloads: give the coordinator one (pipeline=...)"
+                "Experience pipeline is not initialized: give the coordinator one (pipeline=...)"
             )
-        return await self.pipeline(list(payloads))
+        if pipelines.is_object(pipeline) and not self.running:
+            raise RuntimeError("Experience pipeline is not initialized: call prepare() first")
+        return await pipelines.process(pipeline, list(payloads))
 
     # -- inside ---------------------------------------------------------------------------------------------
 
-    def _find(self, batch_id: BatchId, batch_type: BatchType) -> BatchState:
-        state = self.batches.get(batch_id)
-        if state is None:
-            raise KeyError(f"no batch {batch_id!r} is active")
-        if state.batch_type != batch_type:
-            raise ValueError(f"batch {batch_id!r} is of type {state.batch_type}, not {batch_type}")
-        return state
+    async def _process(self, payloads: list[bytes]) -> dict[str, Any]:
+        return {} if self.experience_pipeline is None else await self.process_experiences(payloads)
 
-    async def _wait(self, state: BatchState, timeout: float | None) -> Verdict | None:
-        """The wait of finalize; None when the batch has its result by other means."""
-        min_num = None if state.min_wait_num is None else max(1, state.min_wait_num)
-        batch = asyncio.create_task(
-            self.scheduler.wait_for(state.batch_id, min_num, timeout, clear_timeout_tasks=False),
-            name=f"batch.{state.batch_id}.wait",
-        )
-        try:
-            waits: set[asyncio.Future[Any]] = {batch, state.result}
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            return batch.result() if not state.result.done() else None
-        finally:
-            batch.cancel()
+    def _forget(self, batch_id: BatchId) -> None:
+        del self._finalizations[batch_id]
 
-    async def _finalize(self, state: BatchState, seconds: float | None) -> dict[str, Any]:
-        """All callers that finalize a batch wait for the same work, each with its own time-out; later ones get its result.
-
-        Raises TimeoutError, and what the work raises.
-        """
-        if state.finishing is None and not state.result.done() and state.abortion is None:
-            state.state = BatchLifecycleState.FINALIZING
-            state.finishing = asyncio.create_task(
-                self._finish(state), name=f"batch.{state.batch_id}.finalize"
+    def _find(self, batch_id: BatchId, batch_type: BatchType) -> Finalization:
+        finalization = self._finalizations.get(batch_id)
+        if finalization is None:
+            raise KeyError(f"batch {batch_id!r} is not registered: never submitted, or finalized or aborted")
+        if finalization.state.batch_type != batch_type:
+            raise ValueError(
+                f"batch {batch_id!r} is of type {finalization.state.batch_type}, expected {batch_type}"
             )
-            state.finishing.add_done_callback(
-                lambda task: task.cancelled() or task.exception()
-            )  # it was logged
-        waits: set[asyncio.Future[Any]] = {state.result}
-        if state.finishing is not None:
-            waits.add(state.finishing)
-        done, _ = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if not state.result.done() and state.abortion is None:
-            for finishing in done:
-                finishing.result()
-            raise TimeoutError(
-                f"batch {state.batch_id!r}: the time is up and it is still being finished; its result is kept"
-            )
-        result = await asyncio.shield(state.result)
-        if state.abortion is None:
-            self._close(state, BatchLifecycleState.FINALIZED)
-        return {**result, "metrics": dict(result["metrics"])}
-
-    async def _finish(self, state: BatchState) -> None:
-        """From enough to the result; after a failure it can be done again."""
-        try:
-            partial = self.config.over_rollout.return_partial_tasks
-            train = state.batch_type == "train"
-            await self.scheduler.abort_batch(state.batch_id, partial, restart_runners=not train)
-            results = await self._collect(state)
-            if train and self.pipeline is not None and state.pipeline_metrics is None:
-                payloads = [payload for result in results for payload in result.experience_payloads]
-                state.pipeline_metrics = dict(await self.process_experiences(payloads) or {})
-            await self._set_result(state)
-        except Exception as error:
-            log.info("batch.unfinished", batch=state.batch_id, error=f"{type(error).__name__}: {error}")
-            raise
-        finally:
-            state.finishing = None
-            if state.state is BatchLifecycleState.FINALIZING and not state.result.done():
-                state.state = BatchLifecycleState.RUNNING
-
-    async def _abort(self, state: BatchState, *, keep: bool) -> None:
-        if state.finishing is not None:
-            state.finishing.cancel()
-        if not keep:
-            state.statuses = {}
-            await self._set_result(state)
-        try:
-            await self.scheduler.abort_batch(state.batch_id, return_partial_tasks=keep)
-            if keep:
-                await self._collect(state, complete=False)
-        finally:
-            await self._set_result(state)
-            self._close(state, BatchLifecycleState.ABORTED)
-
-    async def _collect(self, state: BatchState, *, complete: bool = True) -> list[CompletedTaskResult]:
-        """What has ended, without taking it from the scheduler. With `complete`, raises RuntimeError or TimeoutError
-        when that is less than the batch was to wait for.
-        """
-        results = await self.scheduler.peek_results(state.batch_id)
-        state.statuses = {result.task_id: result.status for result in results}
-        if not complete or state.completed_task_count == state.expected_task_count:
-            return results
-        if state.batch_type == "train" and state.min_wait_num is not None:
-            ended = self.config.min_num_counts == "ended"
-            counted = state.completed_task_count if ended else state.succeeded_task_count
-            if counted >= max(1, state.min_wait_num):
-                return results
-        if not self.scheduler.running:
-            raise RuntimeError(
-                f"batch {state.batch_id!r}: the scheduler was stopped before enough of its tasks had ended"
-            )
-        if state.batch_type == "train":
-            raise TimeoutError(f"batch {state.batch_id!r}: {self._shortage(state)}")
-        return results
-
-    async def _set_result(self, state: BatchState) -> None:
-        """The batch has its result, and callers that wait for it return."""
-        if not state.result.done():
-            result = await self._summarise(state)
-            if not state.result.done():
-                state.final_result = result
-                state.result.set_result(result)
-
-    def _close(self, state: BatchState, end: BatchLifecycleState) -> None:
-        """The batch, which has its result, is active no more."""
-        if self.batches.get(state.batch_id) is state:
-            state.state = end
-            self.scheduler.discard_completed_results(state.batch_id)
-            del self.batches[state.batch_id]
-
-    async def _summarise(self, state: BatchState) -> dict[str, Any]:
-        of_tasks = [metrics for status in state.statuses.values() for metrics in status.metrics]
-        metrics = await asyncio.to_thread(
-            summarise_batch,
-            of_tasks,
-            batch_id=state.batch_id,
-            is_eval=state.batch_type == "eval",
-            finished=state.completed_task_count,
-            detailed_stats=self.config.detailed_stats,
-        )
-        return {
-            "batch_id": state.batch_id,
-            "batch_type": state.batch_type,
-            "finished_task_count": state.completed_task_count,
-            "metrics": {**(state.pipeline_metrics or {}), **metrics},
-        }
-
-    def _shortage(self, state: BatchState) -> str:
-        needed = state.expected_task_count if state.min_wait_num is None else state.min_wait_num
-        waiting = self.scheduler.explain(state.batch_id)
-        names = ", ".join(dict.fromkeys(row.task for row in waiting[:5]))
-        left = f"; among those left: {names}" if names else ""
-        return f"the time is up and fewer than {needed} tasks have succeeded{left}"
+        return finalization

@@ -125,9 +125,9 @@ async def coordinator(coordinator_pool):
     from tests.support.tasks.scheduling import configure, leave_nothing
 
     configure(coordinator_pool)
-    coordinator_pool.pipeline = None
+    coordinator_pool.experience_pipeline = None
     yield coordinator_pool
-    left = list(coordinator_pool.batches)
+    left = list(coordinator_pool.pending_batches)
     for batch_id in left:
         await coordinator_pool.abort_batch(batch_id, reason="the test is over")
     await leave_nothing(coordinator_pool.scheduler)

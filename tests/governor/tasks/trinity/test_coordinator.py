@@ -58,10 +58,10 @@ async def test_arguments_and_defaults_are_those_that_users_know():
 
 
 async def test_a_train_batch_and_its_metrics(coordinator):
-    coordinator.pipeline = pipeline = Pipeline()
+    coordinator.experience_pipeline = pipeline = Pipeline()
     tasks = [Task(SCORE, id="a", repeat_times=3), Task(SCORE, id="b", repeat_times=1)]
     await coordinator.submit_batch(batch_id=1, tasks=tasks, batch_type="train")
-    state = coordinator.batches[1]
+    state = coordinator.pending_batches[1]
     assert (state.state, state.expected_task_count, state.min_wait_num) == ("running", 2, None)
     result = await within(20, coordinator.finalize_train_batch(1))
     metrics = result.pop("metrics")
@@ -101,7 +101,7 @@ async def test_an_eval_batch_and_its_metrics(coordinator, detailed):
 async def test_ids_and_types_that_do_not_fit(coordinator, gate):
     await coordinator.submit_batch(batch_id=1, tasks=[visitor(gate)], batch_type="train")
     await coordinator.submit_batch(batch_id="1/e", tasks=[Task(SCORE)], batch_type="eval")
-    with pytest.raises(ValueError, match="1 is active"):
+    with pytest.raises(ValueError, match="1 is already active"):
         await coordinator.submit_batch(batch_id=1, tasks=[Task(SCORE)], batch_type="eval")
     with pytest.raises(ValueError, match="test"):
         await coordinator.submit_batch(batch_id=2, tasks=[Task(SCORE)], batch_type="test")
@@ -109,12 +109,12 @@ async def test_ids_and_types_that_do_not_fit(coordinator, gate):
         await coordinator.submit_batch(batch_id=2, tasks=[Task(SCORE)], batch_type="train", min_wait_num=-1)
     with pytest.raises(GraphError):
         await coordinator.submit_batch(batch_id=2, tasks=[Task(SCORE, id="a")] * 2, batch_type="train")
-    with pytest.raises(ValueError, match="is of type train"):
+    with pytest.raises(ValueError, match="is of type train, expected eval"):
         await coordinator.finalize_eval_batch(1)
-    with pytest.raises(ValueError, match="is of type eval"):
+    with pytest.raises(ValueError, match="is of type eval, expected train"):
         await coordinator.finalize_train_batch("1/e")
     for finalize in (coordinator.finalize_train_batch, coordinator.finalize_eval_batch):
-        with pytest.raises(KeyError):
+        with pytest.raises(KeyError, match="2 is not registered"):
             await finalize(2)
     await coordinator.abort_batch(2, reason="unknown: nothing")
     (await gate.visit()).tell("go")
@@ -125,13 +125,13 @@ async def test_ids_and_types_that_do_not_fit(coordinator, gate):
 async def test_an_empty_batch(coordinator):
     for batch_type in ("train", "eval"):
         await coordinator.submit_batch(batch_id=1, tasks=[], batch_type=batch_type)
-        assert coordinator.batches[1].state == "pending"
+        assert coordinator.pending_batches[1].state == "pending"
         finalize = getattr(coordinator, f"finalize_{batch_type}_batch")
         assert (await within(1, finalize(1)))["finished_task_count"] == 0
 
 
 async def test_concurrent_callers_get_equal_results_and_the_pipeline_works_once(coordinator, gate):
-    coordinator.pipeline = pipeline = Pipeline()
+    coordinator.experience_pipeline = pipeline = Pipeline()
     await coordinator.submit_batch(batch_id=1, tasks=[visitor(gate)], batch_type="train")
     callers = [asyncio.create_task(coordinator.finalize_train_batch(1)) for _ in range(3)]
     (await gate.visit()).tell("go")
@@ -173,7 +173,7 @@ async def test_eval_never_raises_for_time(coordinator, gate):
 
 
 async def test_finalize_after_a_timeout_loses_no_finished_result(coordinator, gate):
-    coordinator.pipeline = pipeline = Pipeline()
+    coordinator.experience_pipeline = pipeline = Pipeline()
     await coordinator.submit_batch(
         batch_id=1, tasks=[visitor(gate, id=name) for name in "ab"], batch_type="train"
     )
@@ -184,7 +184,7 @@ async def test_finalize_after_a_timeout_loses_no_finished_result(coordinator, ga
     await coordinator.scheduler.wait_for(1, min_num=1, clear_timeout_tasks=False)
     with pytest.raises(TimeoutError, match="b"):
         await within(5, coordinator.finalize_train_batch(1, timeout=0.05))
-    assert (coordinator.batches[1].state, pipeline.taken) == ("running", [])
+    assert (coordinator.pending_batches[1].state, pipeline.taken) == ("running", [])
     visits["b", 0].tell("go")
     assert (await within(5, coordinator.finalize_train_batch(1)))["finished_task_count"] == 2
     assert pipeline.taken == [[b"a/0", b"b/0"]]
@@ -221,12 +221,12 @@ async def test_failures_alone_are_not_enough_for_a_train_batch(coordinator, gate
 @pytest.mark.parametrize("partial", [False, True])
 async def test_over_rollout_leaves_a_share_behind(coordinator, gate, partial):
     """ceil(3 * (1 - 0.4)) = 2 of 3 are enough."""
-    coordinator.pipeline = pipeline = Pipeline()
+    coordinator.experience_pipeline = pipeline = Pipeline()
     over = OverRollout(ratio=0.4, wait_after_min=0.0, return_partial_tasks=partial)
     configure(coordinator, over_rollout=over)
     tasks = [visitor(gate, id="a", repeat_times=2), Task(SCORE, id="b"), Task(SCORE, id="c")]
     await coordinator.submit_batch(batch_id=1, tasks=tasks, batch_type="train")
-    assert coordinator.batches[1].min_wait_num == 2
+    assert coordinator.pending_batches[1].min_wait_num == 2
     (await gate.visit()).tell("go")
     straggler = await gate.visit()
     result = await within(5, coordinator.finalize_train_batch(1))
@@ -239,7 +239,7 @@ async def test_over_rollout_leaves_a_share_behind(coordinator, gate, partial):
 
 
 async def test_after_a_pipeline_error_finalize_can_be_called_again_and_nothing_is_lost(coordinator):
-    coordinator.pipeline = pipeline = Pipeline()
+    coordinator.experience_pipeline = pipeline = Pipeline()
     pipeline.error = OSError("disk full")
     await coordinator.submit_batch(
         batch_id=1, tasks=[Task(SCORE, id="a", repeat_times=2)], batch_type="train"
@@ -247,14 +247,14 @@ async def test_after_a_pipeline_error_finalize_can_be_called_again_and_nothing_i
     for _ in range(2):
         with pytest.raises(OSError, match="disk full"):
             await within(20, coordinator.finalize_train_batch(1))
-        assert coordinator.batches[1].state == "running"
+        assert coordinator.pending_batches[1].state == "running"
     pipeline.error = None
     assert (await within(5, coordinator.finalize_train_batch(1)))["metrics"]["pipeline/payloads"] == 2
     assert pipeline.taken == [[b"a/0", b"a/1"]]
 
 
 async def test_a_cancelled_caller_gives_no_payload_to_the_pipeline_twice(coordinator):
-    coordinator.pipeline = pipeline = Pipeline()
+    coordinator.experience_pipeline = pipeline = Pipeline()
     pipeline.open.clear()
     await coordinator.submit_batch(batch_id=1, tasks=[Task(SCORE)], batch_type="train")
     caller = asyncio.create_task(coordinator.finalize_train_batch(1))
@@ -267,7 +267,7 @@ async def test_a_cancelled_caller_gives_no_payload_to_the_pipeline_twice(coordin
 
 
 async def test_the_timeout_of_a_caller_holds_while_the_pipeline_works_and_its_result_is_kept(coordinator):
-    coordinator.pipeline = pipeline = Pipeline()
+    coordinator.experience_pipeline = pipeline = Pipeline()
     pipeline.open.clear()
     await coordinator.submit_batch(batch_id=1, tasks=[Task(SCORE)], batch_type="train")
     first = asyncio.create_task(coordinator.finalize_train_batch(1, timeout=600))
@@ -278,10 +278,10 @@ async def test_the_timeout_of_a_caller_holds_while_the_pipeline_works_and_its_re
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     pipeline.open.set()
-    await within(5, asyncio.shield(coordinator.batches[1].result))
+    await within(5, asyncio.shield(coordinator._finalizations[1].result))
     result = await within(5, coordinator.finalize_train_batch(1, timeout=0.01))
     assert result["metrics"]["pipeline/payloads"] == len(pipeline.taken) == 1
-    assert 1 not in coordinator.batches
+    assert 1 not in coordinator.pending_batches
 
 
 async def test_tasks_that_failed_may_count_for_min_num(coordinator):
@@ -293,9 +293,9 @@ async def test_tasks_that_failed_may_count_for_min_num(coordinator):
 
 async def test_process_experiences(coordinator):
     assert await coordinator.process_experiences([]) == {}
-    with pytest.raises(RuntimeError, match="no pipeline"):
+    with pytest.raises(RuntimeError, match="Experience pipeline is not initialized"):
         await coordinator.process_experiences([b"x"])
     await coordinator.submit_batch(batch_id=1, tasks=[Task(SCORE)], batch_type="train")
     assert (await within(20, coordinator.finalize_train_batch(1)))["finished_task_count"] == 1
-    coordinator.pipeline = Pipeline()
+    coordinator.experience_pipeline = Pipeline()
     assert await coordinator.process_experiences([b"x"]) == {"pipeline/payloads": 1.0}

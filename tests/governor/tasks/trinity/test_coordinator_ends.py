@@ -16,7 +16,7 @@ from governor.tasks import (
     Scheduler,
     Task,
 )
-from tests.support.tasks.scheduling import BASE, Pipeline, configure, turns, visitor, within
+from tests.support.tasks.scheduling import BASE, ObjectPipeline, Pipeline, configure, turns, visitor, within
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 SCORE = "batch_deeds:score"
@@ -31,7 +31,7 @@ async def test_abort_wakes_a_finalize_that_waits_at_once(coordinator, gate):
     for batch_type in ("train", "eval"):
         tasks = [visitor(gate, args={"stubborn": True})]
         await coordinator.submit_batch(batch_id=1, tasks=tasks, batch_type=batch_type)
-        state = coordinator.batches[1]
+        state = coordinator.pending_batches[1]
         visit = await gate.visit()
         finalize = getattr(coordinator, f"finalize_{batch_type}_batch")
         waiting = asyncio.create_task(finalize(1, timeout=600))
@@ -41,7 +41,7 @@ async def test_abort_wakes_a_finalize_that_waits_at_once(coordinator, gate):
         assert not aborting.done(), "its runner is not free yet"
         assert (result["finished_task_count"], result["batch_type"]) == (0, batch_type)
         assert await within(1, finalize(1)) == result
-        with pytest.raises(ValueError, match="is active"):
+        with pytest.raises(ValueError, match="already active"):
             await coordinator.submit_batch(batch_id=1, tasks=[Task(SCORE)], batch_type="train")
         await within(5, aborting)
         await within(1, visit.gone())
@@ -77,14 +77,14 @@ async def test_an_abort_goes_on_when_its_caller_is_cancelled(coordinator, gate):
     assert (await within(5, waiting))["finished_task_count"] == 0
     await within(5, coordinator.abort_batch(1, reason="again"))
     await within(5, visit.gone())
-    assert 1 not in coordinator.batches
+    assert 1 not in coordinator.pending_batches
 
 
 async def test_abort_ends_a_pipeline_and_wakes_all_who_wait_for_it(coordinator):
-    coordinator.pipeline = pipeline = Pipeline()
+    coordinator.experience_pipeline = pipeline = Pipeline()
     pipeline.open.clear()
     await coordinator.submit_batch(batch_id=1, tasks=[Task(SCORE)], batch_type="train")
-    state = coordinator.batches[1]
+    state = coordinator.pending_batches[1]
     waits = [asyncio.create_task(coordinator.finalize_train_batch(1)) for _ in range(2)]
     await within(20, pipeline.begun.wait())
     assert state.state == "finalizing"
@@ -94,21 +94,21 @@ async def test_abort_ends_a_pipeline_and_wakes_all_who_wait_for_it(coordinator):
     await turns()
     assert [result["finished_task_count"] for result in results] == [0, 0]
     assert (state.state, pipeline.taken) == ("aborted", [])
-    assert not coordinator.batches
+    assert not coordinator.pending_batches
     assert not coordinator.scheduler.has_step(1)
 
 
 async def test_an_abort_of_what_the_pipeline_has_finished(coordinator):
-    coordinator.pipeline = Pipeline()
+    coordinator.experience_pipeline = Pipeline()
     await coordinator.submit_batch(batch_id=1, tasks=[Task(SCORE)], batch_type="train")
-    state = coordinator.batches[1]
+    state = coordinator.pending_batches[1]
     caller = asyncio.create_task(coordinator.finalize_train_batch(1))
-    await within(20, coordinator.pipeline.begun.wait())
+    await within(20, coordinator.experience_pipeline.begun.wait())
     caller.cancel()
-    await within(5, asyncio.shield(state.result))
+    await within(5, asyncio.shield(coordinator._finalizations[1].result))
     await within(1, coordinator.abort_batch(1, reason="too late"))
     assert state.state == "finalized"
-    assert not coordinator.batches
+    assert not coordinator.pending_batches
 
 
 # -- the end --------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ async def test_shutdown_ends_a_finalize_with_an_error_and_nothing_goes_to_the_pi
     assert (await within(5, coordinator.finalize_train_batch(3)))["finished_task_count"] == 1
     for batch_id in (1, "1/e"):
         await within(5, coordinator.abort_batch(batch_id, reason="the end"))
-    assert not coordinator.batches
+    assert not coordinator.pending_batches
     await coordinator.shutdown()
 
 
@@ -163,7 +163,7 @@ async def test_a_coordinator_in_an_actor(harness):
     submit = {"batch_id": 1, "batch_type": "train"}
     tasks = [Task(SCORE, repeat_times=2), Task("deeds:sleep", {"seconds": 0.5})]
     await call("submit_batch", tasks=tasks, **submit)
-    with pytest.raises(ValueError, match="is active"):
+    with pytest.raises(ValueError, match="already active"):
         await call("submit_batch", tasks=[Task(SCORE)], **submit)
     results = await asyncio.gather(*(call("finalize_train_batch", 1) for _ in range(2)))
     assert results[0] == results[1]
@@ -176,6 +176,21 @@ async def test_a_coordinator_in_an_actor(harness):
     with pytest.raises(QueueFull, match="max_pending=10"):
         await call("submit_batch", tasks=[Task(SCORE, repeat_times=11)], **submit)
     await call("shutdown")
+    ray.kill(actor)
+
+
+async def test_get_actor_by_position_with_a_pipeline_that_is_an_object(harness):
+    models = ["m"]
+    actor = RolloutCoordinator.get_actor(
+        replace(BASE, runner_per_model=1), models, [["judge"]], ObjectPipeline()
+    )
+    await within(40, actor.prepare.remote())
+    await within(20, actor.submit_batch.remote(batch_id=1, tasks=[Task(SCORE)] * 2, batch_type="train"))
+    result = await within(20, actor.finalize_train_batch.remote(1))
+    assert result["metrics"]["experience_pipeline/experience_count"] == 2.0
+    with pytest.raises(KeyError, match="not registered"):
+        await within(20, actor.finalize_train_batch.remote(1))
+    await within(20, actor.shutdown.remote())
     ray.kill(actor)
 
 
