@@ -32,8 +32,17 @@ pytestmark = pytest.mark.usefixtures("harness")
 
 @pytest.fixture(autouse=True)
 def _none_before_and_after():
-    release_runners()
+    release_all()
     yield
+    release_all()
+
+
+def release_all():
+    """Also those that the last call has started and not waited for."""
+    session = GraphSession._shared
+    if session is not None and session._is_connected():
+        session.wait(session._driver.engine.settle())
+        session.call(session._rest)
     release_runners()
 
 
