@@ -35,6 +35,7 @@ def work_item(attempt: Attempt, batch: Batch, *, slot_index: int, models: Sequen
         timeout=attempt.limit,
         stem=f"{spec.folder}/{file_name(task.id)}",
         payload_inline=spec.payload_inline,
+        keeps_tuples=spec.keeps_tuples,
         is_eval=task.is_eval,
         model=models[slot_index % len(models)] if models else None,
         inputs=inputs,

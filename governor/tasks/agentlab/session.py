@@ -172,7 +172,9 @@ class GraphSession(LoopThread):
             names = driver.pickle_store.name_many([*wanted.values()], labels)
             calls = dict(zip(wanted, names, strict=True))
             named = [msgspec.structs.replace(spec, call=calls.get(spec.id, "")) for spec in specs]
-            batch = BatchSpec(id=number, tasks=tuple(named), done=tuple(done), folder=stored)
+            batch = BatchSpec(
+                id=number, tasks=tuple(named), done=tuple(done), folder=stored, keeps_tuples=True
+            )
             awaited = {name for spec in specs for name in spec.depends_on}
             listener = GraphListener(study=self._study, awaited=awaited, cancel=partial(self.cancel, number))
             self.call(partial(self._begin_graph, number, batch, listener))
@@ -361,6 +363,7 @@ class GraphSession(LoopThread):
             tasks=(*needed, msgspec.structs.replace(spec, depends_on=tuple(done))),
             done=tuple(msgspec.structs.replace(record, task=key) for key, record in done.items()),
             folder=f"results/{reference.batch}",
+            keeps_tuples=True,
         )
         try:
             self._driver.engine.submit(batch, reference)

@@ -2,8 +2,8 @@
 
 Rules:
 1. A file appears whole or not at all (`files`).
-2. JSON-like is None, bool, int of 64 bits, float, str, list, tuple (which becomes a list) and dict with str keys, and
-   numpy's scalars. Any other value is a file: ``.json`` for large JSON-like values, ``.npy`` for arrays, ``.pkl`` for the rest,
+2. JSON-like is None, bool, int of 64 bits, float, str, list, tuple (which becomes a list, see `store`) and dict with str
+   keys, and numpy's scalars. Any other value is a file: ``.json`` for large JSON-like values, ``.npy`` for arrays, ``.pkl`` for the rest,
    by value where a class was defined in the driver's script.
 3. Files are read by runners of the same run alone; nothing from a socket is unpickled.
 """
@@ -58,10 +58,16 @@ class StoredValue(NamedTuple):
 
 
 def store(
-    returned: Any, *, folder: Path, stem: str, payload_inline: bool = False, writes: bool = True
+    returned: Any,
+    *,
+    folder: Path,
+    stem: str,
+    payload_inline: bool = False,
+    writes: bool = True,
+    keeps_tuples: bool = False,
 ) -> StoredValue:
     """The form of a returned value in a report. With `payload_inline` payloads are part of it, not files; without
-    `writes` the contents of files are, too.
+    `writes` the contents of files are, too. With `keeps_tuples` a value that holds a tuple is a file, which gives it back as it was.
 
     Raises Unserialisable, or OSError when a file cannot be written.
     """
@@ -83,7 +89,7 @@ def store(
 
     if result.payload and not payload_inline:
         put(".payload", result.payload)
-    value, name = _store_value(result.value, put)
+    value, name = _store_value(result.value, put, (list,) if keeps_tuples else (list, tuple))
     return StoredValue(value, name, metrics, result.payload if payload_inline else b"", unwritten)
 
 
@@ -105,10 +111,10 @@ def read(data: bytes, *, suffix: str) -> Any:
             return pickle.loads(data)  # noqa: S301  # made by a runner of this run
 
 
-def _store_value(value: Any, put: Put) -> tuple[Any, str | None]:
-    """The value if it is small and JSON-like, or the name of its file."""
+def _store_value(value: Any, put: Put, lists: tuple[type, ...]) -> tuple[Any, str | None]:
+    """The value if it is small and JSON-like, or the name of its file. `lists`: the types that become lists."""
     try:
-        plain = _plain(value)
+        plain = _plain(value, lists)
         packed = msgspec.msgpack.encode(plain)
     except (_NotPlain, OverflowError, UnicodeEncodeError):
         return None, _store_object(value, put)
@@ -155,17 +161,17 @@ def is_shallow(plain: Any, levels: int = DEEPEST) -> bool:
     return True
 
 
-def _plain(value: Any, levels: int = DEEPEST) -> Any:
+def _plain(value: Any, lists: tuple[type, ...], levels: int = DEEPEST) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     if not levels:
         raise _NotPlain
-    if type(value) in (list, tuple):
-        return [_plain(item, levels - 1) for item in value]
+    if type(value) in lists:
+        return [_plain(item, lists, levels - 1) for item in value]
     if type(value) is dict:
         if not all(type(name) is str for name in value):
             raise _NotPlain
-        return {name: _plain(item, levels - 1) for name, item in value.items()}
+        return {name: _plain(item, lists, levels - 1) for name, item in value.items()}
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item"):
         scalar = value.item()
         if type(scalar) in (bool, int, float, str):

@@ -50,7 +50,7 @@ class WorkItem(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=Fa
     bounds the attempt in seconds, from the start of its first run. `stem` is the path of files for large values, below
     the run's folder and without the number of the run and the extension. `inputs` holds the results of each dependency,
     by run; those in `repeated` are passed as lists. `payload_inline`: payloads are sent back, not written to files.
-    `model` is that of the runner's slot, as the user gave it.
+    `keeps_tuples`: a tuple that is returned does not become a list. `model` is that of the runner's slot, as the user gave it.
     """
 
     ticket: int
@@ -68,6 +68,7 @@ class WorkItem(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=Fa
     payload_inline: bool = False
     is_eval: bool = False
     model: Any = None
+    keeps_tuples: bool = False
 
 
 class Bundle(_Message, frozen=True):

@@ -266,6 +266,7 @@ class Serving:
             stem=f"{work.stem}-{run}",
             payload_inline=work.payload_inline,
             writes=self._shares_folder,
+            keeps_tuples=work.keeps_tuples,
         )
         over = Over(
             work.ticket,

@@ -39,7 +39,7 @@ class BatchSpec(msgspec.Struct, frozen=True, kw_only=True):
     succeeded and `wait_after_min` seconds have passed. `pin` is the slot index of the only runner that may execute it.
     `rank` orders batches: the smaller one goes first. `name` is the batch id that tasks see; None: `id`.
     `grace`: seconds from the cancellation of an attempt to the SIGKILL of its runner; None: the engine's.
-    `budget`: seconds that all attempts of a sub-task may run together; None: no limit.
+    `budget`: seconds that all attempts of a sub-task may run together; None: no limit. `keeps_tuples`: as of `WorkItem`.
     """
 
     id: BatchId
@@ -56,6 +56,7 @@ class BatchSpec(msgspec.Struct, frozen=True, kw_only=True):
     grace: float | None = None
     budget: float | None = None
     payload_inline: bool = True
+    keeps_tuples: bool = False
     folder: str = "results"
 
     @property

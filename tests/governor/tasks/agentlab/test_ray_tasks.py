@@ -149,12 +149,14 @@ def test_results_of_any_kind_come_back():
         Exp("array", "give", array),
         Exp("large", "give", large),
         Exp("set", "give", {1, (2, 3)}),
+        Exp("tuple", "give", ({"shape": (2, 3)}, [1])),
     )
     assert results["self"] == Exp("self", "itself", 5)
     assert np.array_equal(results["array"], array)
     assert results["large"]["rows"] == large["rows"]
     assert math.isnan(results["large"]["nan"])
     assert results["set"] == {1, (2, 3)}
+    assert results["tuple"] == ({"shape": (2, 3)}, [1])
 
 
 def test_a_result_that_cannot_be_read_or_kept_fails_alone():

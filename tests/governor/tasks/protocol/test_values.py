@@ -37,6 +37,13 @@ def test_small_json_like_values_travel_in_the_record(tmp_path, value, inline):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("value", [(1, 2), {"a": [1, (2.0, None)]}, ()])
+def test_tuples_come_back_as_tuples_where_they_are_kept(tmp_path, value):
+    stored = store(value, folder=tmp_path, stem="t-0", keeps_tuples=True)
+    assert (stored.value, load(tmp_path / stored.value_file)) == (None, value)
+    assert store([1, {"a": 2}], folder=tmp_path, stem="t-1", keeps_tuples=True).value == [1, {"a": 2}]
+
+
 @pytest.mark.parametrize(
     ("value", "suffix"),
     [
