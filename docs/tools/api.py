@@ -94,6 +94,12 @@ def _first(value: Any) -> str:
 def _entry(name: str, value: Any) -> str:
     doc = _markdown(inspect.getdoc(value) or "")
     members = _members(name, value if isinstance(value, type) else type(value))
+    if inspect.isfunction(value):
+        attached = {f"{name}.{key}": each for key, each in vars(value).items() if inspect.ismethod(each)}
+        members += [
+            f"```py\n{_shown(key, each)}\n```\n\n{_markdown(inspect.getdoc(each) or '')}\n"
+            for key, each in attached.items()
+        ]
     lines = [f"### `{name}`", "", "```py", _signature(name, value), "```", "", doc, ""]
     return "\n".join([*lines, *members])
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from governor.tasks.agentlab.study import SYNC_SECONDS
+from governor.tasks.errors import TaskFailed
 from governor.tasks.ports import BatchListener
 
 if TYPE_CHECKING:
@@ -114,6 +115,26 @@ class TaskRef(BatchListener):
 
     def __reduce__(self) -> Any:
         raise TypeError(f"{self!r} stays in the process that it was made in: send its outcome()")
+
+    @property  # type: ignore[misc]  # isinstance reads it, nobody sets it
+    def __class__(self) -> type:
+        """The one class of Ray's references that ``ray.get`` asks for their value: it calls `get`."""
+        from ray.experimental.compiled_dag_ref import CompiledDAGRef  # noqa: PLC0415  # heavy
+
+        return CompiledDAGRef
+
+    def get(self, timeout: float | None = None) -> Any:
+        """What ``ray.get`` gives: the result. Raises TaskFailed; GetTimeoutError after `timeout` seconds."""
+        try:
+            record = self.future.result(timeout)
+        except TimeoutError:
+            from ray.exceptions import GetTimeoutError  # noqa: PLC0415  # heavy
+
+            raise GetTimeoutError(f"{self!r} has not ended within {timeout} s") from None
+        result = self._session.value_of(record)
+        if isinstance(result, TaskFailed):
+            raise result
+        return result
 
     def outcome(self) -> Any:
         """Waits for its end: the result, or a TaskFailed."""

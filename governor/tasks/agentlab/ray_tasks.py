@@ -17,7 +17,7 @@ import logging
 import re
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from governor import logs
 from governor.messages import TaskSpec
@@ -26,13 +26,13 @@ from governor.tasks.agentlab.garbage import older_objects_spared
 from governor.tasks.agentlab.listeners import TaskRef
 from governor.tasks.agentlab.session import GraphSession
 from governor.tasks.api import SchedulerConfig, TaskContext
-from governor.tasks.errors import GraphError, TaskFailed
+from governor.tasks.errors import GraphError
 from governor.tasks.runner_process import calls
 from governor.tasks.scheduling import graph
 from governor.tasks.scheduling.graph import GraphFault
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 LONGEST: Final = 10 * 3600.0
 """Seconds for an experiment that has no `max_steps`."""
@@ -44,32 +44,13 @@ log = logs.get_logger()
 
 
 class RunExp:
-    """`run_exp`: called, it runs an experiment here and now; ``remote`` runs it on a runner."""
+    """`run_exp` with options: called, it runs an experiment here and now; ``remote`` runs it on a runner."""
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         self._options = dict(options or {})
 
     def __call__(self, exp_arg: Any, *dependencies: Any, avg_step_timeout: float = 60) -> Any:
-        """Runs the experiment in this process and gives what it returns. Dependencies have been run before, save those
-        that ``remote`` gave: they are waited for, and a TaskFailed of theirs is raised. Without a process of its own
-        nothing can end it in time, so `avg_step_timeout` (seconds) bounds only ``arun``.
-        """
-        inputs = {each.key: each.outcome() for each in dependencies if isinstance(each, TaskRef)}
-        for result in inputs.values():
-            if isinstance(result, TaskFailed):
-                raise result
-        run = getattr(exp_arg, "run", None)
-        method = run if callable(run) else exp_arg.arun
-        context = partial(_context, exp_arg)
-        returned = method(**calls.arguments(method, {}, {"inputs": lambda: inputs, "context": context}))
-        if not inspect.isawaitable(returned):
-            return returned
-
-        async def awaited() -> Any:
-            async with asyncio.timeout(_episode_timeout(exp_arg, avg_step_timeout)):
-                return await returned
-
-        return asyncio.run(awaited())
+        return run_exp(exp_arg, *dependencies, avg_step_timeout=avg_step_timeout)
 
     def options(self, **options: Any) -> RunExp:
         """As Ray's: ``name``, ``num_cpus``, ``num_gpus``, ``memory``, ``resources`` and ``max_retries`` (-1: without
@@ -99,7 +80,34 @@ class RunExp:
         )
 
 
-run_exp = RunExp()
+def _with_remote(function: Callable[..., Any]) -> RunExp:
+    """The same function, with the other methods: ``ray.remote`` takes functions alone."""
+    engine: Any = RunExp()
+    vars(function).update(options=engine.options, remote=engine.remote)
+    return cast("RunExp", function)
+
+
+@_with_remote
+def run_exp(exp_arg: Any, *dependencies: Any, avg_step_timeout: float = 60) -> Any:
+    """Called, it runs the experiment in this process and gives what it returns; ``remote`` runs it on a runner, and
+    ``ray.remote(run_exp)`` makes a task of plain Ray of it.
+
+    Dependencies have been run before, save those that ``remote`` gave: they are waited for, and a TaskFailed of theirs is
+    raised. Without a process of its own nothing can end it in time, so `avg_step_timeout` (seconds) bounds only ``arun``.
+    """
+    inputs = {each.key: each.get() for each in dependencies if isinstance(each, TaskRef)}
+    run = getattr(exp_arg, "run", None)
+    method = run if callable(run) else exp_arg.arun
+    context = partial(_context, exp_arg)
+    returned = method(**calls.arguments(method, {}, {"inputs": lambda: inputs, "context": context}))
+    if not inspect.isawaitable(returned):
+        return returned
+
+    async def awaited() -> Any:
+        async with asyncio.timeout(_episode_timeout(exp_arg, avg_step_timeout)):
+            return await returned
+
+    return asyncio.run(awaited())
 
 
 def execute_task_graph(
@@ -196,9 +204,9 @@ def _episode_timeout(exp_arg: Any, avg_step_timeout: float = 60) -> float:
     return timeout if own is None else min(timeout, float(own))
 
 
-def parse_and_truncate_error(text: str) -> str:
+def parse_and_truncate_error(error_msg: str) -> str:
     """An error for a table: without the colours of a terminal, its head and its tail within 2,000 characters."""
-    clean = re.sub(r"\x1b\[[0-9;]*m", "", text).strip()
+    clean = re.sub(r"\x1b\[[0-9;]*m", "", error_msg).strip()
     if len(clean) <= ERROR_CHARACTERS:
         return clean
     cut = f"\n... [{len(clean) - ERROR_CHARACTERS} characters and more left out] ...\n"

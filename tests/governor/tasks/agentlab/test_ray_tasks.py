@@ -60,7 +60,7 @@ def test_an_error_keeps_its_head_and_its_tail():
     exact = "x" * 2000
     assert parse_and_truncate_error(exact) == exact
     text = "HEAD" + "x" * 50_000 + "TAIL"
-    cut = parse_and_truncate_error(text)
+    cut = parse_and_truncate_error(error_msg=text)
     assert len(cut) <= 2000
     assert cut.startswith("HEAD")
     assert cut.endswith("TAIL")
