@@ -1,0 +1,71 @@
+"""What stands in AgentLab's module of this name after `governor.tasks.agentlab.use()`.
+
+AgentLab's own experiments catch what goes wrong in ``run()`` and write it into their folders, where its `find_incomplete` reads
+it. So an experiment has failed here when AgentLab will run it again; those that depend on it have run all the same, as there.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from governor import logs
+from governor.messages import TaskRecord
+from governor.tasks.agentlab import ray_tasks
+from governor.tasks.errors import TaskFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+REPLACED: Final = "agentlab.experiments.graph_execution_ray"
+SHARED: Final = ("_episode_timeout", "get_elapsed_time", "poll_for_timeout", "run_exp")
+"""Names of `governor.tasks` that it has as they are."""
+
+log = logs.get_logger()
+
+
+def take_place() -> None:
+    """Puts these functions into AgentLab's module. Raises ModuleNotFoundError."""
+    try:
+        theirs = import_module(REPLACED)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{REPLACED} cannot be imported ({error}): install agentlab where this script runs",
+            name=error.name,
+        ) from error
+    vars(theirs).update({name: getattr(ray_tasks, name) for name in SHARED})
+    vars(theirs).update(execute_task_graph=execute_task_graph)
+
+
+def execute_task_graph(exp_args_list: Sequence[Any], avg_step_timeout: float = 60) -> dict[Any, Any]:
+    """As `governor.tasks.execute_task_graph`; but an experiment whose folder says that it is incomplete, or ended with an error,
+    is a `TaskFailed` too. Each failure is logged, for a study does not look at what this returns.
+    """
+    experiments = list(exp_args_list)
+    found = ray_tasks.execute_task_graph(experiments, avg_step_timeout)
+    for experiment in experiments:
+        result = _as_in_its_folder(experiment, found[experiment.exp_id])
+        found[experiment.exp_id] = result
+        if isinstance(result, TaskFailed):
+            name = getattr(experiment, "exp_name", None) or experiment.exp_id
+            log.warning(
+                "experiment.failed", experiment=str(name), outcome=result.outcome, reason=result.record.error
+            )
+    return found
+
+
+def _as_in_its_folder(experiment: Any, result: Any) -> Any:
+    """The result, or a TaskFailed if AgentLab's `find_incomplete` does not take the experiment for done."""
+    folder = getattr(experiment, "exp_dir", None)
+    if folder is None or isinstance(result, TaskFailed):
+        return result
+    from agentlab.experiments.loop import ExpResult  # noqa: PLC0415  # whoever has such experiments has it
+
+    written = ExpResult(folder)
+    if written.status == "done":
+        return result
+    error = "its summary_info.json says neither terminated nor truncated"
+    if written.status == "error":
+        error = ray_tasks.parse_and_truncate_error(str(written.summary_info["err_msg"]))
+    name = str(experiment.exp_id)
+    return TaskFailed(TaskRecord(task=name, run=0, outcome="failed", attempts=1, error=error))
