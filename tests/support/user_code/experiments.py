@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -129,6 +130,14 @@ class LaterSums(Bare):
     async def arun(self, inputs, context):
         await asyncio.sleep(0)
         return {"inputs": inputs, "task": context.task}
+
+
+class Where(Bare):
+    """Whether it runs in the main thread, and without a running event loop."""
+
+    def run(self):
+        is_main = threading.current_thread() is threading.main_thread()
+        return is_main, asyncio._get_running_loop() is None
 
 
 class Unsendable(Bare):

@@ -17,7 +17,7 @@ from governor.tasks import SchedulerConfig, TaskFailed, execute_task_graph
 from governor.tasks.agentlab.ray_tasks import _episode_timeout, parse_and_truncate_error, run_exp
 from governor.tasks.errors import GraphError
 from tests.support.living import lives
-from tests.support.user_code.experiments import Bare, EnvArgs, Exp, Later, Unsendable, story_of
+from tests.support.user_code.experiments import Bare, EnvArgs, Exp, Later, Unsendable, Where, story_of
 
 pytestmark = pytest.mark.usefixtures("harness")
 
@@ -166,6 +166,11 @@ def test_a_result_that_cannot_be_read_or_kept_fails_alone():
     assert "cannot be read here: OSError: another machine's result" in str(results["bad"])
     assert results["kept"].outcome == "failed"
     assert "cannot be serialised" in str(results["kept"])
+
+
+def test_an_experiment_has_the_main_thread_and_no_event_loop():
+    """As Playwright's synchronous interface and ``signal.alarm`` need it."""
+    assert run(Where("a")) == {"a": (True, True)}
 
 
 def test_dependants_run_after_and_may_take_the_results(tmp_path):
