@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import groupby
 from time import monotonic
@@ -23,6 +23,7 @@ from governor import logs
 from governor.output.spool_folder import SpoolFolder
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from governor.messages import OutputLine
@@ -35,6 +36,8 @@ BYTES_PER_SECOND: Final = 32 << 20
 """Of each stream of a runner; of more the newest is shown, and the number of lines that are missing."""
 
 log = logs.get_logger()
+_names: dict[str, str] = {}
+"""Of `shown_as`."""
 
 
 class ScriptOutput:
@@ -99,7 +102,7 @@ class ScriptOutput:
                 "ip": node,
                 "localhost": "",
                 "pid": pid,
-                "task_name": task,
+                "task_name": _names.get(task, task),
                 "lines": [_text(line) for line in some],
                 "is_err": stream == "stderr",
             }
@@ -135,6 +138,17 @@ def _print(data: dict[str, Any]) -> None:
         sink.flush()
     except (OSError, ValueError):  # nobody reads it any more; closed
         return
+
+
+@contextmanager
+def shown_as(names: Mapping[str, str]) -> Iterator[None]:
+    """Meanwhile these tasks, by id, are shown under other names."""
+    _names.update(names)
+    try:
+        yield
+    finally:
+        for task in names:
+            _names.pop(task, None)
 
 
 def wants_output() -> bool:

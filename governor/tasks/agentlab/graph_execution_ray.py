@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from governor import logs
 from governor.messages import TaskRecord
+from governor.tasks import script_output
 from governor.tasks.agentlab import ray_tasks
 from governor.tasks.errors import TaskFailed
 
@@ -39,18 +40,19 @@ def take_place() -> None:
 
 def execute_task_graph(exp_args_list: Sequence[Any], avg_step_timeout: float = 60) -> dict[Any, Any]:
     """As `governor.tasks.execute_task_graph`; but an experiment whose folder says that it is incomplete, or ended with an error,
-    is a `TaskFailed` too. Each failure is logged, for a study does not look at what this returns.
+    is a `TaskFailed` too. Each failure is logged, for a study does not look at what this returns, and prints have the
+    `exp_name` of their experiment before them: their ids are UUIDs.
     """
     experiments = list(exp_args_list)
-    found = ray_tasks.execute_task_graph(experiments, avg_step_timeout)
+    names = {str(each.exp_id): str(each.exp_name) for each in experiments if getattr(each, "exp_name", None)}
+    with script_output.shown_as(names):
+        found = ray_tasks.execute_task_graph(experiments, avg_step_timeout)
     for experiment in experiments:
         result = _as_in_its_folder(experiment, found[experiment.exp_id])
         found[experiment.exp_id] = result
         if isinstance(result, TaskFailed):
-            name = getattr(experiment, "exp_name", None) or experiment.exp_id
-            log.warning(
-                "experiment.failed", experiment=str(name), outcome=result.outcome, reason=result.record.error
-            )
+            name, error = names.get(result.record.task, result.record.task), result.record.error
+            log.warning("experiment.failed", experiment=name, outcome=result.outcome, reason=error)
     return found
 
 

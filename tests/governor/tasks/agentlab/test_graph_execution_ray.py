@@ -15,9 +15,11 @@ import pytest
 from structlog.testing import capture_logs
 
 import governor.tasks
-from governor.tasks import TaskFailed
-from governor.tasks.agentlab import use
+from governor.messages import OutputLine
+from governor.tasks import TaskFailed, script_output
+from governor.tasks.agentlab import ray_tasks, use
 from governor.tasks.agentlab.session import GraphSession
+from governor.tasks.script_output import ScriptOutput
 from tests.support import agentlab_package
 from tests.support.user_code.experiments import Exp
 
@@ -85,6 +87,25 @@ def test_an_experiment_that_is_to_be_run_again_has_failed_and_others_have_run_af
     assert "neither terminated nor truncated" in str(found["stops"])
     told = [line["experiment"] for line in logs if line["event"] == "experiment.failed"]
     assert told == ["player_on_errs", "stops"]
+
+
+def test_prints_have_the_name_of_their_experiment(stand_in, monkeypatch):
+    use()
+    shown = []
+    monkeypatch.setattr(script_output, "_print", shown.append)
+    lines = [
+        OutputLine(at=0.0, conductor="", pid=1, stream="stdout", text="hello", task=task) for task in "ab"
+    ]
+
+    def run(experiments, avg_step_timeout):
+        ScriptOutput._show(None, lines)
+        return {each.exp_id: 1 for each in experiments}
+
+    monkeypatch.setattr(ray_tasks, "execute_task_graph", run)
+    named = SimpleNamespace(exp_id="a", exp_name="player_on_login_3")
+    assert stand_in.execute_task_graph([named, SimpleNamespace(exp_id="b")]) == {"a": 1, "b": 1}
+    ScriptOutput._show(None, lines)
+    assert [each["task_name"] for each in shown] == ["player_on_login_3", "b", "a", "b"]
 
 
 # -- the package --------------------------------------------------------------------------------------------
