@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from governor.version import __version__
 
 if TYPE_CHECKING:
+    from governor.daemon.standalone import RunGovernor
     from governor.executor import Executor
     from governor.result import Result
     from governor.run_file.load import Run
-    from governor.runs.run_governor import RunGovernor
     from governor.script import run, submit, wait
 
 __all__ = ["Executor", "Result", "Run", "RunGovernor", "__version__", "run", "submit", "wait"]
@@ -22,7 +22,7 @@ _HOME = {
     "Executor": "governor.executor",
     "Result": "governor.result",
     "Run": "governor.run_file.load",
-    "RunGovernor": "governor.runs.run_governor",
+    "RunGovernor": "governor.daemon.standalone",
     "run": "governor.script",
     "submit": "governor.script",
     "wait": "governor.script",

@@ -174,14 +174,15 @@ class AlreadyServed(TryAgain):
 
 
 class Unreachable(GovernorError):
-    """The daemon does not answer at the endpoint."""
+    """The daemon does not answer at the endpoint; or the broker there does not register a RunGovernor."""
 
     exit_code = ExitCode.UNREACHABLE
     code = "unreachable"
 
-    def __init__(self, endpoint: str, detail: str) -> None:
+    def __init__(self, endpoint: str, detail: str, *, is_broker: bool = False) -> None:
         self.endpoint = endpoint
-        super().__init__(f"no daemon answers at {endpoint} ({detail}); is `governor serve` running?")
+        daemon = f"no daemon answers at {endpoint} ({detail}); is `governor serve` running?"
+        super().__init__(f"no broker answers at {endpoint}: {detail}" if is_broker else daemon)
 
 
 class NoAnswer(GovernorError):

@@ -55,6 +55,7 @@ from governor.messages import (
     RunList,
     RunResult,
     StatusReport,
+    Stop,
     Submit,
     Submitted,
     Watch,
@@ -122,6 +123,7 @@ class Executor:
         patience: for so many seconds a call tries again to reach a daemon that is gone, as one that is restarted.
         awaits_restart: if not, a daemon that shuts down in order is not waited for: a `watch` ends then, and a run that
             is no longer accepted is refused.
+        service: the uid of a `RunGovernor`, to drive that instead of a daemon.
 
     Raises:
         Unreachable: no broker is given, and there is no socket.
@@ -135,8 +137,10 @@ class Executor:
         timeout: float = 10.0,
         patience: float = 30.0,
         awaits_restart: bool = True,
+        service: str = SERVICE,
     ) -> None:
         self.endpoint = find_broker(broker)
+        self.service = service
         self.timeout = timeout
         self.patience = patience
         self._awaits_restart = awaits_restart
@@ -232,7 +236,7 @@ class Executor:
 
     async def _receive(self, asked: Watch) -> AsyncIterator[RunEvent | WatchEnd | None]:
         """The messages as they come; None is a heartbeat."""
-        async for part in self._client.stream(SERVICE, encode(asked), idle_timeout=IDLE_SECONDS):
+        async for part in self._client.stream(self.service, encode(asked), idle_timeout=IDLE_SECONDS):
             for frame in part.body:
                 reply = self._decode(frame) if frame else None
                 if isinstance(reply, Refused):
@@ -308,10 +312,12 @@ class Executor:
         """Has the daemon read its configuration again and apply it. Raises ConfigError with all faults: then nothing is changed."""
         return await self._ask(Reload(), Reloaded)
 
+    async def stop(self, reason: str = "") -> None:
+        """Has a `RunGovernor` abort its runs and end. Raises UsageError for a daemon: a signal stops that."""
+        await self._ask(Stop(reason=reason), Done)
+
     async def result(self, uid: str, *, so_far: bool = False) -> RunResult:
-        """The result of a run that has ended, as the daemon sends it: a `RunResult` (`wait` returns a `governor.Result`); with
-        `so_far` also of one that has not, as far as it is. Raises NotEnded, NoSuchRun.
-        """
+        """The result of a run that has ended, as a message (`wait` returns a `governor.Result`); with `so_far` also of one in work. Raises NotEnded, NoSuchRun."""
         asked = Results(uid=uid, so_far=so_far)
         return await self._ask(asked, RunResult, source=uid, send=self._gather)
 
@@ -364,13 +370,13 @@ class Executor:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _request(self, request: bytes, timeout: float) -> bytes:  # noqa: ASYNC109  # the transport's own
-        answer = await self._client.request(SERVICE, request, timeout=timeout, idempotent=True)
+        answer = await self._client.request(self.service, request, timeout=timeout, idempotent=True)
         return answer[0] if answer else b""
 
     async def _gather(self, request: bytes, timeout: float) -> bytes:  # noqa: ASYNC109  # as above
         """Receives an answer in parts; the last part is `Done`, or a refusal, which is the answer then."""
         whole = bytearray()
-        async for part in self._client.stream(SERVICE, request, idle_timeout=timeout):
+        async for part in self._client.stream(self.service, request, idle_timeout=timeout):
             last = part.body[0] if part.final and part.body else b""
             if part.final and not isinstance(self._decode(last), Done):
                 return bytes(last)
@@ -390,6 +396,4 @@ class Executor:
         try:
             return decode_reply(frame)
         except msgspec.MsgspecError as error:
-            raise BadRequest(
-                f"the answer was not understood, is the daemon of another version? ({error})"
-            ) from error
+            raise BadRequest(f"answer not understood, is the daemon of another version? ({error})") from error

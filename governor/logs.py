@@ -131,6 +131,24 @@ def configure(
     logging.basicConfig(level=logging.WARNING, handlers=[_ToStructlog()], force=True)
 
 
+def use_standard_logging() -> None:
+    """Events go to the standard library's logger `governor`, in a script that has not configured structlog: its own handlers and
+    levels hold for them.
+    """
+    import structlog  # noqa: PLC0415  # as above
+
+    if _Logger.make is not None or structlog.is_configured():
+        return
+    processors: list[Processor] = [
+        structlog.stdlib.filter_by_level,
+        structlog.processors.format_exc_info,
+        structlog.processors.KeyValueRenderer(key_order=["event"]),
+    ]
+    _Logger.make = lambda: structlog.wrap_logger(
+        logging.getLogger("governor"), processors, structlog.stdlib.BoundLogger, dict
+    )
+
+
 def _completed(
     without: frozenset[str], bound: dict[str, object], _logger: Any, _method: str, line: EventDict
 ) -> EventDict:

@@ -12,11 +12,14 @@ import textwrap
 from dataclasses import is_dataclass
 from enum import Enum
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
 from governor.errors import GovernorError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields|Rules):$")
 _LONGEST = 100
@@ -30,12 +33,20 @@ def part(words: str, _: str, every: list[tuple[str, str]]) -> str:
     module = import_module(package)
     names = listed.split()
     if not names:
-        lists = [more for kind, more in every if kind in {"api", "brief"}]
+        lists = [more for kind, more in every if kind in {"api", "brief", "own"}]
         others = {name for more in lists for name in more.partition(":")[2].split()}
         names = [name for name in module.__all__ if name not in others and not name.startswith("_")]
         names.sort(key=lambda name: isinstance(getattr(module, name), type))  # functions first
     _require(package, names)
     return "\n".join(_entry(name, getattr(module, name)) for name in names)
+
+
+def own(words: str, *_: object) -> str:
+    """As `part`, of ``package: NAME``, without the members of its base classes."""
+    package, _, name = words.partition(": ")
+    _require(package, [name])
+    value = getattr(import_module(package), name)
+    return _entry(name, value, own=True)
 
 
 def brief(words: str, *_: object) -> str:
@@ -91,9 +102,10 @@ def _first(value: Any) -> str:
     return found[0] if found else text
 
 
-def _entry(name: str, value: Any) -> str:
+def _entry(name: str, value: Any, *, own: bool = False) -> str:
     doc = _markdown(inspect.getdoc(value) or "")
-    members = _members(name, value if isinstance(value, type) else type(value))
+    holder = value if isinstance(value, type) else type(value)
+    members = _members(name, (holder,) if own else holder.__mro__)
     if inspect.isfunction(value):
         attached = {f"{name}.{key}": each for key, each in vars(value).items() if inspect.ismethod(each)}
         members += [
@@ -104,10 +116,10 @@ def _entry(name: str, value: Any) -> str:
     return "\n".join([*lines, *members])
 
 
-def _members(of: str, holder: type) -> list[str]:
+def _members(of: str, classes: Sequence[type]) -> list[str]:
     """The public methods and properties that are documented in our packages, those of base classes first."""
     found = {}
-    for base in reversed(holder.__mro__):
+    for base in reversed(classes):
         if not base.__module__.startswith(_OURS):
             continue
         for name, member in vars(base).items():

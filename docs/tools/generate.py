@@ -24,6 +24,7 @@ KINDS = {
     "keys": keys.part,
     "message_ids": operators.message_ids,
     "metrics": operators.metrics,
+    "own": api.own,
     "verbs": verbs.part,
 }
 _PART = re.compile(

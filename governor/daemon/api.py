@@ -46,6 +46,7 @@ from governor.messages import (
     Reload,
     Results,
     Resume,
+    Stop,
     Submit,
     Submitted,
     Watch,
@@ -119,7 +120,7 @@ class DaemonApi:
             case ListRuns():
                 return await self._queries.page(asked.limit, asked.after)
             case Abort():
-                return await self._abort(asked, by)
+                return await self.abort(asked, by)
             case Explain(uid=uid):
                 return await self._queries.explain(uid)
             case ReadOutput():
@@ -136,6 +137,10 @@ class DaemonApi:
             case Reload():
                 log.info("reload.requested", by=by)
                 return self._daemon.reload()
+            case Stop(reason=reason):
+                log.info("stop.requested", reason=reason, by=by)
+                self._daemon.stop(reason)
+                return Done()
 
     # -- verbs -------------------------------------------------------------------------------------------------
 
@@ -293,7 +298,8 @@ class DaemonApi:
         page = self._journal.events(uid, after=after)
         return row, page[-1].seq if page else after, list(chunks(encode(event) for event in page))
 
-    async def _abort(self, asked: Abort, by: dict[str, Any]) -> Done:
+    async def abort(self, asked: Abort, by: dict[str, Any]) -> Done:
+        """Raises NoSuchRun, AlreadyEnded, TryAgain."""
         row = await self._journal.read(partial(self._queries.find_row, asked.uid))
         damage = self._refuse_ended(row)
         reason = asked.reason or "aborted by request"

@@ -51,7 +51,7 @@ from transport.client import Client
 from transport.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
     from contextlib import ExitStack
 
     from governor.config import Config
@@ -74,7 +74,7 @@ class Daemon:
 
     `reload` reads the configuration again. `acquired_folders` are its folders, if they are acquired already. `held`
     are runs that can't be resumed yet, and what they wait for; `damaged` those that can't be resumed at all, and why.
-    `selector` is that of the event loop, where it is the daemon's own.
+    `selector` is that of the event loop, where it is the daemon's own. `governors` are its slots, by default new ones.
     """
 
     def __init__(
@@ -85,12 +85,13 @@ class Daemon:
         reload: Callable[[], Config] | None = None,
         acquired_folders: ExitStack | None = None,
         selector: TimedSelector | None = None,
+        governors: Sequence[RunGovernor] = (),
     ) -> None:
         self.config = config
         self._selector = selector
         self._folders = acquired_folders
         self._reload = reload
-        self.governors: list[RunGovernor] = []
+        self.governors = [*governors]
         self.queue = RunQueue(limit=config.queue_limit)
         self._notifier = notifier
         self._background = Background(state_dir=config.state_dir)
@@ -100,6 +101,7 @@ class Daemon:
         self.held: Mapping[str, str] = {}
         self.damaged: dict[str, str] = {}
         self.is_stopping = False
+        self.api: DaemonApi
         self._journal: Journal
         self._broker: BrokerProcess
         self._reserve: disk_reserve.Reserve
@@ -149,16 +151,11 @@ class Daemon:
             )
             stack.enter_context(folders.cleared(config.runtime_dir))
             context = await self._open(stack, journal)
-            self.governors = [
-                RunGovernor(
-                    config.worker_endpoint,
-                    f"slot-{number}",
-                    context=context,
-                    on_change=self._changed,
-                    on_journal_failure=background.fail,
-                )
-                for number in range(config.slots)
+            self.governors = self.governors or [
+                RunGovernor(config.worker_endpoint, f"slot-{number}") for number in range(config.slots)
             ]
+            for governor in self.governors:
+                governor.attach(context, on_change=self._changed, on_journal_failure=background.fail)
             for run in await recovery.assignments(context.runs_folder):
                 self.queue.append(run)
             if recovery.survivors:
@@ -171,14 +168,8 @@ class Daemon:
             self._journal = journal
             self._pruner = Pruner(context.journal, context.runs_folder)
             background.spawn(self._pruner.serve(lambda: self._retention), "prune")
-            api = DaemonApi(daemon=self, context=context)
-            worker = await stack.enter_async_context(
-                Worker(
-                    config.worker_endpoint, SERVICE, api.answer, credit=REQUEST_CREDIT, secret=context.secret
-                )
-            )
-            async with asyncio.timeout(REGISTER_SECONDS):
-                await worker.registered()
+            self.api = DaemonApi(daemon=self, context=context)
+            await self.register(stack, config.worker_endpoint, SERVICE, context.secret)
             if config.metrics.listen is not None:
                 measure = Measurements(self, context, broker=self._broker, selector=self._selector)
                 listening = MetricsServer(config.metrics.listen, measure, group=config.socket_group)
@@ -196,6 +187,13 @@ class Daemon:
                 yield self
             finally:
                 await self._shut_down(slots, context)
+
+    async def register(self, into: AsyncExitStack, uri: str, service: str, secret: Secret | None) -> None:
+        """Raises TimeoutError when no broker registers the service."""
+        worker = Worker(uri, service, self.api.answer, credit=REQUEST_CREDIT, secret=secret)
+        await into.enter_async_context(worker)
+        async with asyncio.timeout(REGISTER_SECONDS):
+            await worker.registered()
 
     async def _assign_held(self, recovery: Recovery, context: RunContext) -> None:
         for run in await recovery.held_assignments(context.runs_folder):
@@ -271,7 +269,7 @@ class Daemon:
 
     async def _govern(self, governor: RunGovernor) -> None:
         try:
-            await governor.run()
+            await governor.handle_events()
         except Exception as error:  # noqa: BLE001  # logged by the governor; it ends the daemon
             self._background.crashed(error)
 
@@ -326,10 +324,8 @@ class Daemon:
 
     @property
     def _status(self) -> str:
-        at_work = ", ".join(
-            f"{g.experiment_run_id} {g.state.name}" for g in self.governors if g.experiment_run_id
-        )
-        return f"{at_work or 'no run in work'}; {len(self.queue)} queued{self._refused}"
+        in_work = [f"{g.experiment_run_id} {g.state.name}" for g in self.governors if g.experiment_run_id]
+        return f"{', '.join(in_work) or 'no run in work'}; {len(self.queue)} queued{self._refused}"
 
     def _announce(self) -> None:
         self._notifier.ready(self._status)
@@ -383,6 +379,10 @@ class Daemon:
             return Reloaded(changed=changed)
         finally:
             self._notifier.status(self._status)
+
+    def stop(self, reason: str) -> None:  # noqa: ARG002  # a RunGovernor that was built by itself needs it
+        """Raises UsageError: a signal stops a daemon."""
+        raise UsageError("a daemon is not stopped by a request, but by SIGTERM (`systemctl stop`)")
 
     def _dump(self) -> None:
         log.info(

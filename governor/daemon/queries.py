@@ -64,6 +64,9 @@ class DaemonState(Protocol):
     def reload(self) -> Reloaded:
         """Raises ConfigError with all faults, UsageError when there is no configuration to reload."""
 
+    def stop(self, reason: str) -> None:
+        """Ends the runs as aborted, then itself. Raises UsageError when requests do not stop it."""
+
 
 class RunQueries:
     """Answers queries. The journal is read in its threads, the daemon's state in the event loop. The methods raise NoSuchRun

@@ -58,9 +58,7 @@ class Results(Message, frozen=True):
 
 
 class ListFailures(Message, frozen=True):
-    """The failures of a run, or of one `phase`, in the order of their events, above number `after`. Answered with the parts of a
-    `FailureList`, then `Done`.
-    """
+    """The failures of a run or `phase`, by their events, above number `after`. Answered with parts of a `FailureList`, then `Done`."""
 
     uid: str
     phase: str | None = None
@@ -94,9 +92,7 @@ class FailureList(Message, frozen=True):
 
 
 class GetCurves(Message, frozen=True):
-    """The curves of a metric in the phases of a run, or in the one of this name. Answered with the parts of `RunCurves`, then
-    `Done`.
-    """
+    """The curves of a metric in the phases of a run, or in this one. Answered with the parts of `RunCurves`, then `Done`."""
 
     uid: str
     metric: str
@@ -171,9 +167,7 @@ class Prune(Message, frozen=True):
 
 
 class Pruned(Message, frozen=True):
-    """The pruned runs, and the bytes of their files. `removed`: the files are removed already; else the daemon is removing
-    them.
-    """
+    """The pruned runs, and the bytes of their files. `removed`: these are removed already; else the daemon is removing them."""
 
     uids: tuple[str, ...]
     bytes: int
@@ -189,6 +183,12 @@ class Reloaded(Message, frozen=True):
     """The configuration is in force. `changed` are the keys whose values are new."""
 
     changed: tuple[str, ...] = ()
+
+
+class Stop(Message, frozen=True):
+    """Aborts the runs of a RunGovernor that was built by itself, and ends it. A daemon refuses."""
+
+    reason: str = ""
 
 
 class Submitted(Message, frozen=True):
@@ -353,9 +353,7 @@ class RunCurves(Message, frozen=True):
 
 
 class RunList(Message, frozen=True):
-    """Runs, newest first. `more`: there are older ones, to be listed `after` the last of these; None: an older daemon, which
-    knows no `after`.
-    """
+    """Runs, newest first. `more`: older ones are listed `after` the last of these; None: an older daemon, which knows no `after`."""
 
     runs: tuple[RunStatus, ...]
     more: bool | None = None
@@ -375,6 +373,7 @@ ExecutorRequest: TypeAlias = (
     | ReadOutput
     | Prune
     | Reload
+    | Stop
 )
 
 ExecutorReply: TypeAlias = (

@@ -226,7 +226,8 @@ def shut_down() -> None:
     vars(_helper).pop("ensure_running", None)
     with contextlib.suppress(FileNotFoundError):  # its socket was removed by another process
         _helper._stop()  # noqa: SLF001 - closes its fds, reaps it, removes its socket
-    _tracker._stop()  # noqa: SLF001
+    if _tracker._pid is not None:  # noqa: SLF001  # else it is that of the process that has started this one
+        _tracker._stop()  # noqa: SLF001
     if _server is not None:
         _server.close()
         _server = None

@@ -133,7 +133,7 @@ class ActiveRun:
             await asyncio.to_thread(write_whole, self.folder / "run.json", content)
             await stack.enter_async_context(
                 Worker(
-                    self.governor.broker_uri,
+                    self.context.worker_endpoint,
                     run_service(self.uid),
                     self.reports.answer,
                     credit=REQUEST_CREDIT,

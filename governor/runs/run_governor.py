@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections import deque
 from contextlib import AsyncExitStack
 from functools import partial
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from governor.journal.tables import Transaction
-    from governor.messages import FlowControl, RunStatus
+    from governor.messages import FlowControl, RunStatus, Until
     from governor.processes.process import ChildProcess
     from governor.run_file.model import Run
     from governor.runs.active_run import RunContext
@@ -58,33 +59,23 @@ log = logs.get_logger()
 
 
 class RunGovernor:
-    """Governs one run at a time, from its assignment until its last process is gone.
+    """Governs one run at a time, from its assignment until its last process is gone: `attach`, then `handle_events`.
 
     Args:
         broker_uri: where its services register (the broker's endpoint for workers).
-        uid: the slot's name in logs.
-        context: what the daemon provides to runs.
-        on_change: called after each transition, with this governor.
-        on_journal_failure: called when an event could not be recorded; the daemon has to shut down in order.
+        uid: its name in logs, by default a new one.
     """
 
-    def __init__(
-        self,
-        broker_uri: str,
-        uid: str | None = None,
-        *,
-        context: RunContext,
-        on_change: Callable[[RunGovernor], None] = lambda _: None,
-        on_journal_failure: Callable[[JournalError], None] = lambda _: None,
-    ) -> None:
+    _context: RunContext
+    _on_change: Callable[[RunGovernor], None]
+    _on_journal_failure: Callable[[JournalError], None]
+
+    def __init__(self, broker_uri: str, uid: str | None = None) -> None:
         self.broker_uri = broker_uri
-        self.uid = uid or "governor"
+        self.uid = uid or f"RunGovernor-{uuid.uuid4()}"
         self.state: State = Pristine()
         self.errors: list[tuple[Exception, str]] = []
         self.dropped = 0
-        self._context = context
-        self._on_change = on_change
-        self._on_journal_failure = on_journal_failure
         self._inbox: asyncio.Queue[tuple[Event, dict[str, Any], asyncio.Future[None]]] = asyncio.Queue()
         self._transitions: deque[str] = deque(maxlen=SHOWN_TRANSITIONS)
         self._active: ActiveRun | None = None
@@ -95,6 +86,22 @@ class RunGovernor:
     def __repr__(self) -> str:
         run = f", run={self._active.uid}" if self._active else ""
         return f"RunGovernor({self.uid}, {self.state.name}{run})"
+
+    def attach(
+        self,
+        context: RunContext,
+        *,
+        on_change: Callable[[RunGovernor], None] = lambda _: None,
+        on_journal_failure: Callable[[JournalError], None] = lambda _: None,
+    ) -> None:
+        """Gives it what the daemon provides to runs.
+
+        `on_change` is called after each transition, with this governor; `on_journal_failure` when an event could not be recorded: the
+        daemon has to shut down in order.
+        """
+        self._context = context
+        self._on_change = on_change
+        self._on_journal_failure = on_journal_failure
 
     # -- its public state ----------------------------------------------------------------------------------------
 
@@ -107,8 +114,14 @@ class RunGovernor:
         return self._active.uid if self._active else None
 
     @property
-    def current_phase(self) -> int | None:
-        return self._active.progress.phase_index if self._active else None
+    def current_phase(self) -> int:
+        """The index of the phase at work; 0 before the first one, and without a run."""
+        return (self._active.progress.phase_index or 0) if self._active else 0
+
+    @property
+    def termination_condition(self) -> tuple[Until, ...]:
+        """What ends the current phase: its `until`, empty where it has none."""
+        return self._active.assignment.run.phases[self.current_phase].until if self._active else ()
 
     @property
     def current_episode(self) -> int:
@@ -138,7 +151,11 @@ class RunGovernor:
 
     @property
     def shutdown(self) -> bool:
-        """It accepts no further run, and `run` returns."""
+        """It accepts no further run, and `handle_events` returns."""
+        return self._is_shut_down
+
+    @property
+    def _is_shut_down(self) -> bool:
         return isinstance(self.state, Pristine) and self.state.shutdown
 
     @property
@@ -209,7 +226,7 @@ class RunGovernor:
         await asked
 
     def post_stop(self, reason: str, *, urgent: bool = False) -> None:
-        """Interrupts the run; `run` returns when its last process is gone. `urgent`: without any grace."""
+        """Interrupts the run; `handle_events` returns when its last process is gone. `urgent`: without any grace."""
         uid = self.experiment_run_id or ""
         self.post(StopRequested(uid, time.monotonic(), reason=reason, urgent=urgent))
 
@@ -228,10 +245,10 @@ class RunGovernor:
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
+    async def handle_events(self) -> None:
         """Handles events until a stop was requested and nothing is left of the last run."""
         try:
-            while not self.shutdown:
+            while not self._is_shut_down:
                 await self._answer(*await self._inbox.get())
         finally:
             await self._quarantine.aclose()

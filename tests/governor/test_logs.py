@@ -48,6 +48,39 @@ def test_what_user_code_logs_with_structlog_is_no_line_of_ours_beside_it():
     assert "theirs" in done.stdout
 
 
+OF_A_SCRIPT = """
+import logging, sys
+import structlog
+from governor import logs
+if "structlog" in sys.argv:
+    structlog.configure([structlog.processors.JSONRenderer()])
+else:
+    logging.basicConfig(level=sys.argv[1], format="%(name)s %(levelname)s %(message)s")
+logs.use_standard_logging()
+log = logs.get_logger()
+log.info("run.accepted", run="r1")
+log.warning("run.ended", reason="red \\x1b[31m\\nand two lines")
+"""
+ENDED = "governor WARNING event='run.ended' reason='red \\x1b[31m\\nand two lines'"
+
+
+@pytest.mark.parametrize(
+    ("how", "lines"),
+    [
+        ("INFO", ["governor INFO event='run.accepted' run='r1'", ENDED]),
+        ("WARNING", [ENDED]),
+        ("structlog", []),
+    ],
+)
+def test_a_script_has_the_lines_where_its_own_are(how, lines):
+    done = subprocess.run(
+        [sys.executable, "-c", OF_A_SCRIPT, how], capture_output=True, text=True, check=True
+    )
+    assert done.stderr.splitlines() == lines
+    theirs = [json.loads(line)["event"] for line in done.stdout.splitlines()]
+    assert theirs == (["run.accepted", "run.ended"] if how == "structlog" else [])
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_line_is_written_with_its_end(unbuffered):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # tells one write from two

@@ -3,7 +3,8 @@
 `tests/` mirrors the code; `system/` plays whole daemons (`deaths/`: what dies, freezes or is taken away), `faults/` is the fault campaign, `examples/` runs what users see.
 
 * Transport: `broker_stage` a broker core with a clock that is a number.
-* Daemon: `api_world` the API for executors over a real broker; `serve_with_known_secret` a daemon with a secret that tests know.
+* Daemon: `api_world` the API for executors over a real broker; `serve_with_known_secret` a daemon with a secret that tests know; `serving_script`
+  a script with a `RunGovernor` of its own.
 * Run file and results: `run_files` a complete run file; `run_results` results with few fields; `reasons` without their place; `example_runs` runs an example.
 * `tasks/`: `core_world` a scheduling core with simulated runners; on Ray `runner_world` runners without an engine, `channel_world`
   the peers of a channel, `scheduling` a shared scheduler, `gate` tasks that wait for a test's orders, `ends` a listener of a batch,

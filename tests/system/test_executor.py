@@ -9,7 +9,7 @@ import signal
 import pytest
 
 import governor
-from governor.errors import NoSuchRun
+from governor.errors import NoSuchRun, UsageError
 from governor.executor import Executor
 
 pytestmark = pytest.mark.system
@@ -54,6 +54,8 @@ async def test_a_script_submits_and_waits_without_an_event_loop_of_its_own(insta
         assert (result.uid, result.outcome, result.episodes().num_rows) == (uid, "finished", 5)
         with pytest.raises(NoSuchRun):
             governor.wait("absent", broker=broker)
+        with pytest.raises(UsageError, match="SIGTERM"):
+            await tree.executor.stop()
 
 
 @pytest.mark.long

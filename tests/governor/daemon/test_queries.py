@@ -56,7 +56,7 @@ async def test_a_result_that_is_too_large_for_the_journal_is_fetched_whole(daemo
 
 async def test_a_run_that_has_ended_on_record_is_ended_while_its_slot_clears_up(daemon):
     uid = await daemon.executor.submit(RUN)
-    slot = RunGovernor("ipc://unused", context=None)
+    slot = RunGovernor("ipc://unused")
     slot._active = SimpleNamespace(uid=uid)
     daemon.governors.append(slot)
     ended = run_result(uid)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import uuid
 from types import SimpleNamespace
 
 import pytest
@@ -25,7 +26,13 @@ RUN = parse(
     {
         "name": "r",
         "conductors": {"environments": {"lake": {"entry": "m:E"}}, "agents": {"walker": {"entry": "m:A"}}},
-        "phases": [{"name": "p", "simulate": {"environment": "lake", "agents": ["walker"], "episodes": 9}}],
+        "phases": [
+            {
+                "name": "p",
+                "simulate": {"environment": "lake", "agents": ["walker"], "episodes": 9},
+                "until": [{"metric": "return", "average_over": 2, "at_least": 0.5}],
+            }
+        ],
     }
 )
 NAMES = ("agent.walker", "environment.lake", "simulation")
@@ -62,10 +69,12 @@ async def governor(tmp_path, monkeypatch):
         files=SimpleNamespace(watched=lambda run: contextlib.nullcontext(), missing=lambda run: None),
         output=SimpleNamespace(begin=lambda folder: None, end=lambda uid: None),
         client=SimpleNamespace(request=never),
+        worker_endpoint="ipc://worker",
         metrics=Metrics(),
     )
-    governor = RunGovernor("ipc://worker", "slot-0", context=context)
-    loop = asyncio.create_task(governor.run())
+    governor = RunGovernor("ipc://worker", "slot-0")
+    governor.attach(context)
+    loop = asyncio.create_task(governor.handle_events())
     yield governor
     loop.cancel()
     await asyncio.wait({loop})
@@ -90,15 +99,17 @@ async def test_a_run_that_is_being_assigned_can_be_aborted(governor):
 
 
 def test_without_a_run_its_attributes_are_empty():
-    governor = RunGovernor("ipc://worker", context=None)
-    assert (governor.broker_uri, governor.uid, governor.state.name) == (
-        "ipc://worker",
-        "governor",
-        "pristine",
-    )
+    governor = RunGovernor("ipc://worker")
+    assert (governor.broker_uri, governor.state.name) == ("ipc://worker", "pristine")
+    assert uuid.UUID(governor.uid.removeprefix("RunGovernor-")).version == 4
+    assert RunGovernor("ipc://worker").uid != governor.uid
     assert (governor.errors, governor.dead_children) == ([], [])
-    assert (governor.experiment_run, governor.experiment_run_id, governor.current_phase) == (None, None, None)
-    assert governor.current_episode == 0
+    assert (governor.experiment_run, governor.experiment_run_id, governor.termination_condition) == (
+        None,
+        None,
+        (),
+    )
+    assert (governor.current_phase, governor.current_episode) == (0, 0)
     assert (governor.agent_conductors, governor.env_conductors, governor.sim_controllers) == ({}, {}, {})
     assert (governor.stopping, governor.shutdown, governor.is_free) == (False, False, True)
 
@@ -108,6 +119,7 @@ async def test_during_a_run_they_name_the_run_its_phase_and_its_processes(govern
     assert (governor.uid, governor.state.name) == ("slot-0", "running")
     assert (governor.experiment_run, governor.experiment_run_id) == (RUN, "r1")
     assert (governor.current_phase, governor.current_episode) == (0, 0)
+    assert [condition.at_least for condition in governor.termination_condition] == [0.5]
     assert {name: process.pid for name, process in governor.agent_conductors.items()} == {"agent.walker": 100}
     assert list(governor.env_conductors) == ["environment.lake"]
     assert list(governor.sim_controllers) == ["simulation"]
@@ -154,9 +166,9 @@ async def test_a_crash_inside_a_state_is_kept_with_the_state_and_raised(monkeypa
         raise ValueError("a bug")
 
     monkeypatch.setattr(run_governor, "advance", crash)
-    governor = RunGovernor("ipc://worker", context=None)
+    governor = RunGovernor("ipc://worker")
     governor.post_stop("shutting down")
     with pytest.raises(ValueError, match="a bug"):
-        await governor.run()
+        await governor.handle_events()
     [(error, state)] = governor.errors
     assert (str(error), state) == ("a bug", "pristine")
