@@ -3,7 +3,7 @@
 A conductor is ``starting`` from the moment its start is requested, ``ready``, ``gone`` (exited and reaped), or
 ``stuck`` (it could not be killed). Its incarnation counts starts, over all invocations of the daemon; events of an
 earlier one are stale. A restart uses one of the run's restarts; the exit of a forkserver, which kills all conductors,
-uses one for all of them.
+uses one for all of them, and so does `restart_all`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from states.effects import Effect, StartConductor, StopConductor, Wake
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from states.events import ConductorEvent, ConductorExited
     from states.plan import Kind, RunPlan
 
@@ -36,6 +38,8 @@ class ConductorState:
     last_error: str = ""
     last_exit: str = ""
     """How the previous incarnation exited."""
+    replacing: bool = False
+    """It was asked to exit, and its restart is paid for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +115,14 @@ class ConductorStates:
         the previous one exited; `forkserver`: the pid of the one whose exit killed it.
         """
         conductor = self[name]
-        cost = 0 if forkserver in self.forkservers else 1
+        cost = 0 if conductor.replacing or forkserver in self.forkservers else 1
         if self.restarts_left < cost:
             return None
         paid = self.forkservers if forkserver is None else self.forkservers | {forkserver}
-        incarnation, restarts = conductor.incarnation + 1, conductor.restarts + 1
-        delay = min(FIRST_BACK_OFF * 2.0**conductor.restarts, LONGEST_BACK_OFF)
+        incarnation, restarts = conductor.incarnation + 1, conductor.restarts + (not conductor.replacing)
+        delay = (
+            0.0 if conductor.replacing else min(FIRST_BACK_OFF * 2.0**conductor.restarts, LONGEST_BACK_OFF)
+        )
         conductors = self._with(
             name,
             standing="starting",
@@ -125,6 +131,7 @@ class ConductorStates:
             pid=None,
             last_error="",
             last_exit=last_exit,
+            replacing=False,
         )
         return (
             replace(conductors, restarts_left=self.restarts_left - cost, forkservers=paid),
@@ -139,6 +146,23 @@ class ConductorStates:
         return self.with_error(name, reason), StopConductor(
             conductor=name, incarnation=self[name].incarnation, first="SIGKILL"
         )
+
+    def restart_all(
+        self, names: Collection[str], reason: str
+    ) -> tuple[ConductorStates, tuple[StopConductor, ...]] | None:
+        """Asks those of the conductors that are ready to exit, for one restart in all; None when no restart is left."""
+        asked = [each for each in self.all if each.name in names and each.standing == "ready"]
+        asked = [each for each in asked if not each.replacing]
+        if asked and not self.restarts_left:
+            return None
+        conductors = tuple(
+            replace(each, last_error=reason, replacing=True) if each in asked else each for each in self.all
+        )
+        effects = tuple(
+            StopConductor(conductor=each.name, incarnation=each.incarnation, first="message")
+            for each in asked
+        )
+        return replace(self, all=conductors, restarts_left=self.restarts_left - bool(asked)), effects
 
     def stop(self, *, urgent: bool = False) -> tuple[Effect, ...]:
         """Stops all conductors; one that is not ready yet can't receive a message."""

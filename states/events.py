@@ -16,6 +16,7 @@ from typing import ClassVar, Final, Literal, TypeAlias
 from states.amounts import Limit
 from states.plan import Outcome, Part, RunPlan
 
+Flow: TypeAlias = Literal["PAUSE", "RESET", "RESTART", "STOP_SIMULATION", "STOP_PHASE", "SHUTDOWN"]
 DeadlineName: TypeAlias = Literal["start", "restart", "wall_clock", "close", "finalize", "retry", "stop"]
 
 
@@ -169,6 +170,19 @@ class RunProgressResumed(Event):
     """A run that had stalled makes progress again."""
 
     kind: ClassVar[str] = "run.moved"  # as in existing journals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowRequested(ConductorEvent):
+    """A condition of the phase asks for this flow control; `reason` names the condition. `conductors`: those that the phase's
+    episodes need, for ``RESTART``.
+    """
+
+    kind: ClassVar[str] = "flow.requested"
+    phase: int
+    flow: Flow
+    reason: str
+    conductors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, ClassVar
 from states import base, finalizing
 from states.at_work import AtWork
 from states.base import Answer, Dropped, Step
-from states.effects import BeginPhase, Effect, EndPhase, StartPart, StopConductor
+from states.effects import BeginPhase, Effect, EndPhase, StartPart, StopConductor, StopPart
+from states.events import PartEnded
 
 if TYPE_CHECKING:
     from states.events import (
         ConductorReady,
-        PartEnded,
+        FlowRequested,
         PartFailed,
         RunProgressResumed,
         RunStalled,
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 class Running(AtWork):
     """`open`: parts of the phase that have not ended. `ends`: how the others ended. `failure`: the line of the first
     one. `failed` phases have ended before it with failures, `first_failed` is the line of the first one. `stalled`: the
-    monotonic second of the last progress, once that is too long ago.
+    monotonic second of the last progress, once that is too long ago. `paused`, `stopped`: why no episode begins any more, and why the
+    phase ends; `last`: no phase follows, because of `stopped`.
     """
 
     name: ClassVar[str] = "running"
@@ -41,6 +43,9 @@ class Running(AtWork):
     failed: int = 0
     first_failed: str = ""
     stalled: float | None = None
+    paused: str = ""
+    stopped: str = ""
+    last: bool = False
 
     @property
     def position(self) -> tuple[int, frozenset[Part]]:
@@ -62,6 +67,8 @@ class Running(AtWork):
         missing = [name for name in conductors if not self.conductors.is_ready(name)]
         if missing:
             return f"conductor {', '.join(missing)} to be ready again"
+        if self.paused and "simulation" in self.open:
+            return f"the end of a pause ({self.paused})"
         return f"{' and '.join(sorted(self.open))} to end"
 
 
@@ -69,10 +76,14 @@ def enter(before: AtWork, *, phase: int, at: float, cause: str) -> Step:
     """Begins the phase, or the end after the last one."""
     plan, phases = before.plan, before.plan.phases
     failed, first_failed = plan.failed, plan.failure
+    reason = ""
     if isinstance(before, Running):
         failed, first_failed = before.failed, before.first_failed
+        if before.last:
+            phase, reason = len(phases), before.stopped
     if phase >= len(phases):
-        reason = f"{failed} of {len(phases)} phases failed; first: {first_failed}" if failed else ""
+        bad = f"{failed} of {len(phases)} phases failed; first: {first_failed}" if failed else ""
+        reason = "; ".join(filter(None, (bad, reason)))
         return finalizing.enter(before, outcome="finished", reason=reason, at=at)
     parts = phases[phase].parts
     state = Running(
@@ -94,6 +105,14 @@ def ready(state: Running, event: ConductorReady) -> Answer:
     again = replace(state, conductors=state.conductors.ready(event.conductor))
     phase = state.plan.phases[state.phase]
     parts = [part for part in sorted(state.open) if phase.conductor_of(part) == event.conductor]
+    if "simulation" in parts:
+        again = replace(again, paused="")
+    if "tasks" in parts and state.stopped:  # it exited before it had stopped them
+        end = PartEnded(event.run, event.at, phase=state.phase, part="tasks", end="stopped")
+        answer = part_ended(again, end)
+        if again.open == {"tasks"} or not isinstance(answer.state, Running):
+            return answer
+        again, parts = answer.state, [part for part in parts if part != "tasks"]
     return Step(again, tuple(effect for part in parts for effect in _begin(again, part)))
 
 
@@ -161,6 +180,48 @@ def progress_resumed(state: Running, event: RunProgressResumed) -> Answer:
     if state.stalled is None:
         return Dropped(state, f"run {event.run} had not stalled")
     return Step(replace(state, stalled=None))
+
+
+def flow_requested(state: Running, event: FlowRequested) -> Answer:
+    """`RESTART` replaces the conductors of the episodes, for one of the run's restarts. `STOP_PHASE` also ends the phase's
+    tasks, `SHUTDOWN` the run after that. All else is up to the simulation, which has asked.
+    """
+    if event.phase != state.phase or "simulation" not in state.open:
+        return Dropped(state, f"simulation of phase {event.phase} is not open")
+    match event.flow:
+        case "PAUSE":
+            return Step(replace(state, paused=event.reason))
+        case "RESTART":
+            return _restart_conductors(state, event)
+        case "STOP_PHASE" | "SHUTDOWN":
+            stopped = replace(state, stopped=event.reason, last=event.flow == "SHUTDOWN")
+            return Step(stopped, _stop_tasks(stopped))
+        case _:
+            return Step(state)
+
+
+def _restart_conductors(state: Running, event: FlowRequested) -> Step:
+    found = state.conductors.restart_all(event.conductors, event.reason)
+    if found is None:
+        reason = f"{event.reason} (the budget of {state.plan.restarts} conductor restarts is used up)"
+        return finalizing.enter(state, outcome="failed", reason=reason, at=event.at)
+    conductors, effects = found
+    return Step(replace(state, conductors=conductors), effects)
+
+
+def _stop_tasks(state: Running) -> tuple[StopPart, ...]:
+    conductor = state.conductors.find(state.plan.phases[state.phase].conductor_of("tasks"))
+    if "tasks" not in state.open or conductor is None or conductor.standing != "ready":
+        return ()
+    return (
+        StopPart(
+            phase=state.phase,
+            part="tasks",
+            conductor=conductor.name,
+            incarnation=conductor.incarnation,
+            reason=state.stopped,
+        ),
+    )
 
 
 def _begin(state: Running, part: Part) -> tuple[StartPart, ...]:

@@ -85,12 +85,13 @@ TABLE: Final[Mapping[type[State], Mapping[type[Event], Rule]]] = {
     },
     Running: {
         **_AT_WORK,
-        events.ConductorReady: Rule(running.ready),
+        events.ConductorReady: Rule(running.ready, (Finalizing,), "last phase ended"),
         events.DeadlinePassed: Rule(at_work.deadline, (Finalizing,), "limit"),
         events.PartEnded: Rule(running.part_ended, (Finalizing,), "last phase ended"),
         events.RunStalled: Rule(running.stalled, (Finalizing,), "no progress"),
         events.RunProgressResumed: Rule(running.progress_resumed),
         events.PartFailed: Rule(running.part_failed),
+        events.FlowRequested: Rule(running.flow_requested, (Finalizing,), "failure without restarts left"),
     },
     Finalizing: {
         **_BASE,

@@ -114,7 +114,6 @@ class AgentConductor(Conductor):
                 session.encode(),
                 observation=wanted.observation_space,
                 action=wanted.action_space,
-                renew=wanted.renew,
                 old=[self._sessions[held].encode() for held in old],
                 max_staleness=wanted.max_staleness,
             )

@@ -7,11 +7,12 @@ Rules:
 2. A worker continues while the governor acknowledges: at most `reports.UNACKNOWLEDGED` reports of each worker are
    unacknowledged, in process `stepping.UNACKNOWLEDGED`. The flow control of an acknowledgement takes effect when it arrives.
 3. A stop cancels the running episodes at their next step; they are recorded as `cancelled`. PAUSE delays the next episode
-   until the same phase is started again. RESET builds the environments anew before their next episode, RESTART the agent
-   too, from its saved state.
+   until the same phase is started again, RESTART until the governor has replaced this process. RESET builds the environments
+   anew before their next episode.
 4. The seed of an episode depends on the run's seed, the phase and its index alone.
 5. The rules of the phase (`PhaseRules`) select the next episode. None begins while a checkpoint is taken; a checkpoint
-   that cannot be taken is the part's failure, and the episodes continue.
+   that cannot be taken is the part's failure, and the episodes continue. None begins before the user's conditions
+   (`UserConditions`) have answered about those that are stored; `next_index` always waits for that.
 """
 
 from __future__ import annotations
@@ -29,21 +30,20 @@ from governor import logs
 from governor.episodes.entries import in_daemon_thread
 from governor.episodes.finalizer import Finalizer
 from governor.episodes.records import episode_file
-from governor.episodes.records.tracebacks import Tracebacks
+from governor.episodes.report_queue import ReportQueue
 from governor.episodes.rules.conditions import STRENGTH
 from governor.episodes.rules.evaluation import entropy
 from governor.episodes.rules.phase_rules import PhaseRules
 from governor.episodes.rules.seeds import episode_seed
 from governor.episodes.rules.statistics import summarize
+from governor.episodes.rules.user_conditions import UserConditions, recorded_episodes
 from governor.failures import one_line, reason_of, traceback_of
 from governor.messages import (
     Acknowledged,
-    EpisodeEnded,
     EpisodeRecord,
-    FiguresUpdated,
+    FlowReport,
     PartEndedReport,
     StartSimulation,
-    encode,
 )
 
 if TYPE_CHECKING:
@@ -53,8 +53,9 @@ if TYPE_CHECKING:
     from governor.episodes.records.checkpoints import Copy
     from governor.episodes.records.recording import Columns, StepRecorder
     from governor.episodes.rules.evaluation import Stage
+    from governor.episodes.rules.user_conditions import Answer
     from governor.episodes.spaces import SpaceSpec
-    from governor.messages import ConductorEvent, ConductorSpec, FlowControl
+    from governor.messages import ConductorSpec, FlowControl
     from governor.messages.link import Link
 
 T = TypeVar("T")
@@ -63,10 +64,6 @@ log = logs.get_logger()
 
 CUT_SHORT: Final = frozenset({"cancelled", "crashed"})
 """Outcomes that the exit of this process alone may have caused."""
-EPISODES_UNTIL_FIGURES: Final = 10_000
-"""Episodes after which the running figures are reported: a later process reads what ended after them one by one."""
-BYTES_PER_EPISODE: Final = 100
-"""Figures with many gaps, as in a run that resumes one with many failures, are reported less often."""
 
 
 class Paused(Exception):
@@ -86,8 +83,7 @@ class Simulation:
         self.replays = self.resets = 0
         self.figures: dict[str, float] = {}
         """Metrics that the workers add to those of the part."""
-        self._restarts = self._restarted = 0
-        self._end = self._fault = ""
+        self._end = self._ended_by = self._fault = ""
         self._condition = threading.Condition()
         self._paused = False
         self._rules = PhaseRules(command)
@@ -95,13 +91,20 @@ class Simulation:
         self.finalizer = Finalizer(command, spec=spec, link=link)
         self._pending: set[Future[Any]] = set()
         self._recorders: dict[int, StepRecorder] = {}
-        self._unreported: list[EpisodeEnded] = []
-        self._reported: Future[Acknowledged] = Future()
-        self._tracebacks = Tracebacks()
+        self._reports = ReportQueue(
+            command.phase,
+            link=link,
+            figures=self._rules.figures,
+            lock=self._condition,
+            ask=partial(self.ask, stoppable=False),
+            acknowledged=self._acknowledged,
+        )
+        self._user = UserConditions(
+            command, spec=spec, lock=self._condition, answered=self._answered, failed=self.break_off
+        )
         self._began = monotonic()
         self._episodes = self._steps = 0
         """Ended in this process."""
-        self._until_figures = EPISODES_UNTIL_FIGURES
 
     # -- for the workers ------------------------------------------------------------------------------------
 
@@ -109,6 +112,7 @@ class Simulation:
         """The index of the next episode, None when no episode is left. While none may begin it waits, or raises Paused."""
         schedule = self._rules.schedule
         with self._condition:
+            self._user.wait()
             while not self.stopping:
                 if not self._paused:
                     index = schedule.next()
@@ -131,11 +135,10 @@ class Simulation:
         with self._condition:
             return self._rules.would_end(records)
 
-    def take_restart(self) -> bool:
-        """Whether the agent is to be built anew; true for only one worker."""
-        with self._condition:
-            due, self._restarted = self._restarts > self._restarted, self._restarts
-            return due
+    @property
+    def awaits_conditions(self) -> bool:
+        """Whether `next_index` would wait for conditions of the user."""
+        return self._user.is_behind
 
     def recorder(self, worker: int, observation: SpaceSpec, action: SpaceSpec) -> StepRecorder:
         """The recorder of one worker, whose environment has these spaces."""
@@ -176,25 +179,19 @@ class Simulation:
             nothing.set_result(Acknowledged())
             return nothing
         with self._condition:
-            marked = self._file.append(*map(self._tracebacks.take, marked))
+            marked = self._file.append(*map(self._reports.tracebacks.take, marked))
             for record in marked:
-                self.apply_flow(self._rules.ended(record), end="until")
+                self.apply_flow(self._rules.ended(record), end="until", by=self._rules.ended_by)
+            if not self.stopping:
+                self._user.ask(marked)
             self._episodes += len(marked)
-            self._until_figures -= len(marked)
             self._steps += sum(record.steps for record in marked)
             self.finalizer.ended(self._rules.figures.ended, self._steps)
             ended = self._rules.schedule.ended
             over = [ended(record.index) for record in marked if record.outcome != "cancelled"]
             if any(over) and (not self.stopping or self._end == "until"):
                 self._end_stage()
-            first = not self._unreported
-            if first:
-                self._reported = self.ask(self._report_episodes(), stoppable=False)
-            self._unreported += [EpisodeEnded(phase=self.command.phase, episode=record) for record in marked]
-            reported = self._reported
-        if first:
-            reported.add_done_callback(self._acknowledged)
-        return reported
+            return self._reports.episodes(marked)
 
     def _is_left_out(self, record: EpisodeRecord) -> bool:
         """Whether the exit of the process has interrupted it: such an episode is not recorded."""
@@ -212,27 +209,33 @@ class Simulation:
                 future.cancel()
         return future
 
-    def apply_flow(self, flow: FlowControl, *, end: str) -> None:
-        """Applies a flow control; `end` is the value for `PartEndedReport` if it stops the part."""
-        if flow == "SHUTDOWN":
-            self.abandon()
-        elif STRENGTH[flow] >= STRENGTH["STOP_SIMULATION"]:
-            self.stop(end=end)
+    def apply_flow(self, flow: FlowControl, *, end: str, by: str = "") -> None:
+        """Applies a flow control; `end` and `by`, a condition, are values for `PartEndedReport` if it stops the part."""
+        if STRENGTH[flow] >= STRENGTH["STOP_SIMULATION"]:
+            self.stop(end=end, by=by)
         elif flow != "CONTINUE":
             with self._condition:
-                self._paused = self._paused or flow == "PAUSE"
-                self.resets += flow in {"RESET", "RESTART"}
-                self._restarts += flow == "RESTART"
+                self._paused = self._paused or flow in {"PAUSE", "RESTART"}
+                self.resets += flow == "RESET"
 
-    def stop(self, *, end: str) -> None:
+    def _answered(self, answer: Answer) -> None:
+        """The conditions of the user have answered about an episode; with the lock."""
+        stops = STRENGTH[answer.flow] >= STRENGTH["STOP_SIMULATION"]
+        if stops or (
+            answer.flow != "CONTINUE" and self._rules.schedule.stage is not None
+        ):  # else none follows
+            self.apply_flow(answer.flow, end="until", by=answer.by)
+            self._reports.put(FlowReport(phase=self.command.phase, flow=answer.flow, reason=answer.by))
+
+    def stop(self, *, end: str, by: str = "") -> None:
         """Begins no further episode and cancels the running ones. The first `end` stays."""
         with self._condition:
             if self.stopping:
                 return
             self.stopping = True
-            self._end = end
+            self._end, self._ended_by = end, by
+            self._user.end()
             pending = list(self._pending)
-            self._condition.notify_all()
         os.eventfd_write(self.stop_signal, 1)
         for future in pending:
             future.cancel()
@@ -249,7 +252,7 @@ class Simulation:
     def progress(self) -> int:
         """A number that changes with each recorded step and each episode."""
         taken = sum(recorder.taken for recorder in [*self._recorders.values()])
-        return self._episodes + taken + self.finalizer.progress
+        return self._episodes + taken + self._user.asked_about + self.finalizer.progress
 
     def resume(self) -> None:
         """Ends a PAUSE."""
@@ -284,16 +287,18 @@ class Simulation:
             await self._report_end(0.0)
             return
         with self._file:
+            await self._user.open(recorded_episodes(path, command.done.ended))
             clock = self._start_clock()
             self.finalizer.begin()
             self._rules.open(Path(self.spec.run_folder), copy)
             await self._settle(self._rules.settle_previous())
-            self.apply_flow(self._rules.initial_flow, end="until")
+            self.apply_flow(self._rules.initial_flow, end="until", by=self._rules.ended_by)
             if self._rules.schedule.stage is not None:  # else no episode is left, and nothing is built
                 await asyncio.gather(*(self._thread(play, n) for n in range(threads or command.workers)))
             seconds = monotonic() - self._began
             if clock is not None:
                 clock.cancel()
+            await self._user.close()
             await self._settle_end()
             for recorder in self._recorders.values():
                 recorder.close()
@@ -341,7 +346,8 @@ class Simulation:
 
     def _start_clock(self) -> asyncio.TimerHandle | None:
         left = self._rules.seconds_left
-        return None if left is None else self.loop.call_later(left, partial(self.stop, end="until"))
+        stop = partial(self.stop, end="until", by="until (wall_clock)")
+        return None if left is None else self.loop.call_later(left, stop)
 
     # -- the end --------------------------------------------------------------------------------------------
 
@@ -353,20 +359,13 @@ class Simulation:
             log.exception("simulation.worker_failed", worker=worker)
             self.break_off(reason_of(error).within(f"worker {worker}"))
 
-    async def _report_episodes(self) -> Acknowledged:
-        """Reports all episodes that have ended before the event loop runs this, so short episodes share a report."""
-        with self._condition:
-            events: list[ConductorEvent] = [*self._tracebacks.texts(), *self._unreported]
-            self._unreported = []
-            if self._until_figures <= 0:
-                figures = encode(self._rules.figures)
-                self._until_figures = max(EPISODES_UNTIL_FIGURES, len(figures) // BYTES_PER_EPISODE)
-                events.append(FiguresUpdated(phase=self.command.phase, figures=figures))
-        return await self.link.report_all(events)
-
     def _acknowledged(self, reported: Future[Acknowledged]) -> None:
         try:
-            self.apply_flow(reported.result().flow, end="stopped")
+            flow = reported.result().flow
+            if flow == "SHUTDOWN":  # of the daemon: the run goes on in its next invocation
+                self.abandon()
+            else:
+                self.apply_flow(flow, end="stopped")
         except CancelledError:
             self.stop(end="stopped")
         except Exception as error:  # noqa: BLE001  # from the link: the governor refused the event
@@ -390,6 +389,7 @@ class Simulation:
                 phase=self.command.phase,
                 part="simulation",
                 end=self._end or "max_episodes",
+                ended_by=self._ended_by,
                 failures=figures.bad + bool(self._fault),
                 first_failure=str(self._fault) or figures.first_bad,
                 metrics=metrics,

@@ -14,12 +14,12 @@ from governor.messages.base import Message
 from governor.messages.conductor import TaskSpec
 from governor.messages.figures import PhaseFigures
 from governor.messages.results import EndedRuns
-from governor.units.fields import AnyDuration, Count, Duration, Metric
+from governor.units.fields import AnyDuration, Count, Duration, Entry, Metric, Params
 from governor.units.sections import Section
 
 
 class Until(Section):
-    """One condition that ends the simulation: on a `metric`, on `steps`, or on `wall_clock`."""
+    """One condition: on a `metric`, on `steps`, on `wall_clock`, or of your own (`entry`)."""
 
     metric: Annotated[
         Metric | None,
@@ -51,13 +51,26 @@ class Until(Section):
             examples=["30min"],
         ),
     ] = None
+    entry: Annotated[
+        Entry | None,
+        Field(
+            description="A condition of your own: `module:Class`, asked at the end of each episode, which answers with a flow "
+            "control.",
+            examples=["conditions:MovingAverage"],
+        ),
+    ] = None
+    params: Annotated[
+        Params, Field(description="Keyword arguments of the constructor.", examples=[{"window": 50}])
+    ] = {}
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
-        given = [name for name in ("metric", "steps", "wall_clock") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError("must have one of 'metric', 'steps' and 'wall_clock'")
+        kinds = ("metric", "steps", "wall_clock", "entry")
+        if sum(getattr(self, name) is not None for name in kinds) != 1:
+            raise ValueError("must have one of 'metric', 'steps', 'wall_clock' and 'entry'")
         _one_bound(self, needed=self.metric is not None)
+        if self.entry is None and self.params:
+            raise ValueError("'params' has no meaning without 'entry'")
         if self.metric is None and self.average_over != 1:
             raise ValueError("'average_over' has no meaning without 'metric'")
         return self

@@ -115,15 +115,24 @@ class TaskReported(Message, frozen=True):
     values: dict[str, ReportedSums]
 
 
+class FlowReport(Message, frozen=True):
+    """A condition of the phase has answered with this flow control; `reason` names it, and the episode."""
+
+    phase: int
+    flow: FlowControl
+    reason: str
+
+
 class PartEndedReport(Message, frozen=True):
     """The simulation or the task graph of a phase is over. `end` is the reason: ``max_episodes``, ``until``,
-    ``tasks_done``, ``stopped``; `failures` counts episodes or tasks that ended badly; `first_failure` is one
-    line. `fault` is a failure of the part itself, with its `traceback`.
+    ``tasks_done``, ``stopped``; `ended_by` names the condition behind ``until``. `failures` counts episodes or tasks that ended
+    badly; `first_failure` is one line. `fault` is a failure of the part itself, with its `traceback`.
     """
 
     phase: int
     part: Part
     end: str
+    ended_by: str = ""
     failures: int = 0
     first_failure: str = ""
     metrics: dict[str, float] = {}
@@ -164,6 +173,7 @@ ConductorEvent: TypeAlias = (
     | TaskReported
     | TaskEnded
     | PartFinalizing
+    | FlowReport
     | PartEndedReport
     | Log
 )

@@ -95,7 +95,7 @@ class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A phase that began. `end`: why it ended; `episodes` and `task_outcomes`: how many episodes and task runs have ended with
+    """A phase that began. `end`: why it ended, `ended_by`: by which condition; `episodes` and `task_outcomes`: how many episodes and task runs have ended with
     each outcome; `metrics` as `return_mean`. If there are too many task runs for `tasks`, it is empty and `tasks_file`, below
     the run's folder, has a line of JSON for each. `failures`: its causes, the most frequent ones first; `failed` is the number
     of all; `first_failure` is one line.
@@ -104,6 +104,7 @@ class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     mode: str
     end: str
+    ended_by: str = ""
     episodes: dict[str, int] = {}
     metrics: dict[str, float] = {}
     tasks: tuple[TaskRecord, ...] = ()

@@ -20,7 +20,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Pipe
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from governor.episodes.text.entries import is_language_model, is_over_http
 from governor.run_file.phase_inheritance import PhaseInheritance
@@ -34,11 +34,15 @@ if TYPE_CHECKING:
 
     from governor.units.sections import Path as Place
 
+Question: TypeAlias = tuple[str, str, tuple[str, ...]]
+"""Kind, target and params of an entry."""
 IMPORT_SECONDS: Final = 60.0
 """Limit for the import of one entry."""
 START_SECONDS: Final = 60.0
 """Limit for the start of the probe, which may import all that a conductor has (`shadowing`): 3 s on a quiet machine, more on
 a cold disk."""
+MOST_PARAMS: Final = 256
+"""Names that the probe is told: they are on its command line."""
 REPEATED_KINDS: Final = ("actor", "trained", "checkpointed")
 """Kinds of checks of entries that are checked as agents, too."""
 
@@ -46,13 +50,20 @@ REPEATED_KINDS: Final = ("actor", "trained", "checkpointed")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserEntry:
     """User code that a run names at `place`: the `entry` of a conductor, the `call` of a task, or the `state` of an agent (a file). `kind` is
-    environment, text environment, agent, state, task, or a further use of an agent: on Ray ``actor``, which does not
-    learn, or ``trained``, which loads what it learned elsewhere; ``checkpointed`` where checkpoints of it are taken.
+    environment, text environment, agent, state, task, condition, or a further use of an agent: on Ray ``actor``, which does not
+    learn, or ``trained``, which loads what it learned elsewhere; ``checkpointed`` where checkpoints of it are taken. `params` are the names
+    of those of a condition.
     """
 
     place: Place
     kind: str
     target: str
+    params: tuple[str, ...] = ()
+
+    @property
+    def question(self) -> Question:
+        """What the probe is asked."""
+        return self.kind, self.target, self.params
 
 
 def of_data(data: object) -> list[UserEntry]:
@@ -72,6 +83,10 @@ def of_data(data: object) -> list[UserEntry]:
     found += _on_ray(data, agents)
     found += _checkpointed(data, agents)
     for index, phase in enumerate(items(mapping(data).get("phases"))):
+        for number, rule in enumerate(items(mapping(phase).get("until"))):
+            params = tuple(map(str, mapping(mapping(rule).get("params"))))
+            asked = _entry(("phases", index, "until", number, "entry"), "condition", rule)
+            found += [replace(entry, params=params[:MOST_PARAMS]) for entry in asked]
         for number, task in enumerate(items(mapping(phase).get("tasks"))):
             found += _entry(("phases", index, "tasks", number, "call"), "task", task)
     return found
@@ -129,8 +144,8 @@ def faults(
     entries: Sequence[UserEntry], *, folder: Path, import_seconds: float = IMPORT_SECONDS
 ) -> list[tuple[Place, str]]:
     """The entries that can't be used, each with the reason in one line. Blocks; adds `folder` to the import path."""
-    verdicts: dict[tuple[str, str], str] = {}
-    pending = list(dict.fromkeys((entry.kind, entry.target) for entry in entries))
+    verdicts: dict[Question, str] = {}
+    pending = list(dict.fromkeys(entry.question for entry in entries))
     while pending:
         asked = pending[0]
         for question, verdict in _probe(pending, folder=folder, import_seconds=import_seconds):
@@ -144,21 +159,21 @@ def faults(
         for question in [question for question in pending if question[1].partition(":")[0] == module]:
             verdicts[question] = fatal
             pending.remove(question)
-    found = [(entry, verdicts[entry.kind, entry.target]) for entry in entries]
+    found = [(entry, verdicts[entry.question]) for entry in entries]
     return [
         (entry.place, verdict) for entry, verdict in found if verdict and not _is_reported(entry, verdicts)
     ]
 
 
-def _is_reported(entry: UserEntry, verdicts: dict[tuple[str, str], str]) -> bool:
+def _is_reported(entry: UserEntry, verdicts: dict[Question, str]) -> bool:
     """Whether the agent's own entry has the same fault."""
-    own = verdicts.get(("agent", entry.target))
-    return entry.kind in REPEATED_KINDS and own == verdicts[entry.kind, entry.target]
+    own = verdicts.get(("agent", entry.target, ()))
+    return entry.kind in REPEATED_KINDS and own == verdicts[entry.question]
 
 
 def _probe(
-    questions: list[tuple[str, str]], *, folder: Path, import_seconds: float
-) -> Iterator[tuple[tuple[str, str], str]]:
+    questions: list[Question], *, folder: Path, import_seconds: float
+) -> Iterator[tuple[Question, str]]:
     """Verdicts ("" is good) of one probe process; if it did not answer all, the last one tells how it ended."""
     reading, writing = Pipe(duplex=False)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

@@ -8,6 +8,7 @@ Modules resolve as in a conductor (`shadowing`).
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 import os
 import sys
@@ -24,6 +25,7 @@ from governor.failures import one_line
 from governor.processes import user_folder
 from governor.run_file.shadowing import Shadowing
 from governor.tasks.runner_process import calls
+from governor.units.sections import suggestion
 
 
 def main() -> None:
@@ -39,26 +41,26 @@ def main() -> None:
     except ConductorError as error:
         gone = error.reason
     answers.send_bytes(b'""')
-    for kind, target in json.loads(sys.argv[3]):
+    for kind, target, params in json.loads(sys.argv[3]):
         verdict = gone or (
-            _check_state(folder / target) if kind == "state" else _verdict(kind, target, shadowing)
+            _check_state(folder / target) if kind == "state" else _verdict(kind, target, params, shadowing)
         )
         answers.send_bytes(json.dumps(verdict).encode())
     os._exit(0)
 
 
-def _verdict(kind: str, target: str, shadowing: Shadowing) -> str:
+def _verdict(kind: str, target: str, params: list[str], shadowing: Shadowing) -> str:
     module_name, _, attribute = target.partition(":")
     if "environment" in kind and module_name == "gymnasium":
-        return _load(kind, module_name, attribute)
+        return _load(kind, module_name, attribute, params)
     if fault := shadowing.fault(module_name):
         return fault
     shadowing.imported = ""
-    fault = _load(kind, module_name, attribute)
+    fault = _load(kind, module_name, attribute, params)
     return shadowing.imported or fault  # shadowing may have caused any other fault
 
 
-def _load(kind: str, module_name: str, attribute: str) -> str:
+def _load(kind: str, module_name: str, attribute: str, params: list[str]) -> str:
     try:
         if "environment" in kind and module_name == "gymnasium":
             return _check_gymnasium(attribute)
@@ -72,7 +74,7 @@ def _load(kind: str, module_name: str, attribute: str) -> str:
                     f"no module named {error.name!r} in the run file's folder or among the installed packages"
                 )
             return f"module {module_name!r} does not import: {one_line(error)}"
-        return _check_attribute(kind, module, attribute)
+        return _check_attribute(kind, module, attribute, params)
     except SystemExit as error:
         return f"module {module_name!r} ends Python when it is imported: {one_line(error)}"
     except BaseException as error:  # noqa: BLE001  # whatever user code raises is the verdict
@@ -89,7 +91,7 @@ def _check_state(path: Path) -> str:
         return error.reason
 
 
-def _check_attribute(kind: str, module: ModuleType, attribute: str) -> str:
+def _check_attribute(kind: str, module: ModuleType, attribute: str, params: list[str]) -> str:
     found: Any = module
     for name in attribute.split("."):
         if not hasattr(found, name):
@@ -103,6 +105,9 @@ def _check_attribute(kind: str, module: ModuleType, attribute: str) -> str:
         return f"'{module.__name__}:{attribute}' {wrong}"
     if kind == "task" and calls.lacks_run(found):
         return f"'{module.__name__}:{attribute}' {calls.WITHOUT_RUN}"
+    if kind == "condition" and callable(found):
+        wrong = _check_condition(found, params)
+        return f"'{module.__name__}:{attribute}' {wrong}" if wrong else ""
     methods = ("run", "arun") if kind == "task" else ()
     if callable(found) or any(callable(getattr(found, method, None)) for method in methods):
         return (
@@ -121,6 +126,37 @@ def _wrong_kind(kind: str, made: type) -> str:
             return f"has no {', '.join(missing)}: a language model plays text environments alone"
     elif hasattr(made, "get_task_prompt") and not hasattr(made, "observation_space"):
         return "speaks text: it needs an agent with the entry 'openai:MODEL'"
+    return ""
+
+
+def _check_condition(made: Any, params: list[str]) -> str:
+    """The fault of what builds a condition, or "". The result of a function is unknown, and so is a class that is not in Python."""
+    from governor.episodes.rules.conditions import METHODS  # noqa: PLC0415  # pydantic, for this kind alone
+
+    try:
+        parameters = inspect.signature(made).parameters
+    except (TypeError, ValueError):
+        return ""
+    given = {*params, *({"context"} & parameters.keys())}
+    try:
+        inspect.signature(made).bind(**dict.fromkeys(given))
+    except TypeError as error:
+        known = ", ".join(name for name in parameters if name != "context")
+        near = [suggestion(name, parameters) for name in params if name not in parameters]
+        return f"does not take these params: {error}{''.join(near[:1])} (it takes {known or 'none'})"
+    if not isinstance(made, type) or hasattr(made, "__getattr__"):
+        return ""
+    found = [name for name in METHODS if callable(getattr(made, name, None))]
+    if not found:
+        return f"has neither {' nor '.join(METHODS)}: a condition answers by one of them"
+    for name in found:
+        try:
+            inspect.signature(getattr(made, name)).bind(None, None)
+        except TypeError:
+            what = "the record of an episode" if name == METHODS[0] else "the metrics of the phase"
+            return f"must have {name}(self, x), where x is {what}"
+        except ValueError:
+            continue
     return ""
 
 

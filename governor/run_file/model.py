@@ -212,6 +212,11 @@ class Run(Section):
         """The run as plain data (JSON, msgpack); `governor.run_file.load.parse` makes an equal run of it. Durations are seconds."""
         return self.model_dump(mode="json")
 
+    def driver_of(self, phase: int) -> str:
+        """The conductor that works on the simulation of a phase."""
+        simulate = self.phases[phase].simulate
+        return TASKS if simulate is not None and simulate.transport == "ray" else SIMULATION
+
     def to_plan(self, uid: str) -> RunPlan:
         """The part of this run that the state machine needs."""
         phases = tuple(
@@ -219,9 +224,9 @@ class Run(Section):
                 name=phase.name,
                 parts=phase.parts,
                 on_failure=phase.on_failure,
-                simulated_by=TASKS if phase.simulate and phase.simulate.transport == "ray" else SIMULATION,
+                simulated_by=self.driver_of(index),
             )
-            for phase in self.phases
+            for index, phase in enumerate(self.phases)
         )
         drivers = {phase.conductor_of(part) for phase in phases for part in phase.parts}
         inside = self._built_inside()

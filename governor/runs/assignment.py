@@ -107,6 +107,15 @@ class Assignment(Waiting):
             return_seconds=self.run.deadlines.start + self._seconds_until_replaced(simulate.episode_timeout),
         )
 
+    def conductors_of(self, phase: int) -> tuple[str, ...]:
+        """The conductors that play the episodes of a phase."""
+        driver = self.run.driver_of(phase)
+        simulate = self.run.phases[phase].simulate
+        if simulate is None or simulate.transport != "conductors":
+            return (driver,)
+        agents = (f"agent.{name}" for name in simulate.agent_names)
+        return (f"environment.{simulate.environment}", *agents, driver)
+
     def _seconds_until_replaced(self, episode_timeout: float | None) -> float:
         """How long a conductor whose user code holds Python's lock may take to be killed (`liveness.silence_limit`)."""
         return self.run.deadlines.liveness + max(episode_timeout or 0.0, USER_CODE_SECONDS)

@@ -142,5 +142,6 @@ def silence_limit(run: Run, conductor: str, phase: int) -> float:
     else:
         holds = name == simulate.environment if kind == "environment" else name in simulate.agent_names
     if not holds:
-        return silence
+        asked = conductor == run.driver_of(phase) and any(rule.entry for rule in run.phases[phase].until)
+        return silence + (USER_CODE_SECONDS if asked else 0.0)
     return silence + max(simulate.episode_timeout or inf, USER_CODE_SECONDS)

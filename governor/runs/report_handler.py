@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from governor.errors import TryAgain
     from governor.journal.tables import Transaction
     from governor.runs.active_run import ActiveRun
+    from states.events import Flow
     from transport.worker import Request
 
 T = TypeVar("T")
@@ -160,6 +161,12 @@ class ReportHandler:
                 await handle(events.ConductorReady(*stamp), detail={"detail": detail})
             case messages.FailedReport(reason=reason, traceback=traceback):
                 await handle(events.ConductorFailed(*stamp, reason=reason), detail={"traceback": traceback})
+            case messages.FlowReport(phase=phase, flow=flow, reason=reason):
+                conductors = self._run.assignment.conductors_of(phase)
+                asked = events.FlowRequested(
+                    *stamp, phase=phase, flow=cast("Flow", flow), reason=reason, conductors=conductors
+                )
+                await handle(asked)
             case messages.PartEndedReport():
                 self._run.progress.finalizing = ""
                 for kind in ("prompt", "completion"):
@@ -174,7 +181,8 @@ class ReportHandler:
                     first_failure=event.first_failure,
                 )
                 fault = {"fault": event.fault, "traceback": event.traceback} if event.fault else {}
-                await handle(ended, detail={"metrics": event.metrics, **fault})
+                by = {"ended_by": event.ended_by} if event.ended_by else {}
+                await handle(ended, detail={"metrics": event.metrics, **by, **fault})
 
     async def _write(self, change: Callable[[Transaction], T]) -> T:
         """Raises JournalError: the conductor receives no acknowledgement and sends its report again."""

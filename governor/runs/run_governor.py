@@ -25,7 +25,7 @@ from governor.runs.active_run import ActiveRun
 from governor.runs.progress import status_of
 from governor.runs.record.event_log import entries
 from states import Dropped, Pristine, Rejected, Running, State, Step, advance
-from states.base import RunInWork
+from states.at_work import AtWork
 from states.effects import EndRun
 from states.events import (
     AbortRequested,
@@ -308,8 +308,9 @@ class RunGovernor:
             self._active.log.stepped(before, event, step)
         if isinstance(event, PROGRESS_EVENTS) and self._active is not None:
             self._active.progress.changes += 1
-        if isinstance(event, ConductorExited) and isinstance(before, RunInWork) and not self.stopping:
-            self.dead_children.append(event.conductor)
+        if isinstance(event, ConductorExited) and isinstance(before, AtWork) and not self.stopping:
+            asked = before.conductors[event.conductor].replacing
+            self.dead_children.extend([] if asked else [event.conductor])
         if isinstance(event, ProcessesGone) and self.is_free:
             log.info("slot.released", slot=self.uid, pids=event.pids)
             self._on_change(self)

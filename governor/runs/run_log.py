@@ -19,7 +19,7 @@ from governor.messages import BAD, EpisodeEnded, TaskAttemptEnded, TaskEnded, Ta
 from states.base import RunInWork
 from states.conductors import exit_reason
 from states.effects import BeginPhase, EndPhase, StartConductor
-from states.events import ConductorExited, PartEnded
+from states.events import ConductorExited, FlowRequested, PartEnded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,7 +36,7 @@ EVENTS: Final = frozenset(
     {
         *("run.ended", "run.interrupted", "phase.started", "phase.ended", "phase.failed", "lines.left_out"),
         *("task.ended", "task.attempt_ended", "episode.ended"),
-        *("conductor.exited", "conductor.restarting", "process.killed"),
+        *("conductor.exited", "conductor.restarting", "process.killed", "flow.requested"),
     }
 )
 """Where a run is shown to who started it (`governor run`), these lines would say it again."""
@@ -132,6 +132,9 @@ class RunLog:
         """After each step of the run."""
         if isinstance(event, PartEnded):
             self._failure = self._failure or event.first_failure
+        if isinstance(event, FlowRequested):
+            self._restarts += event.flow == "RESTART"
+            self.line("info", event.kind, flow=event.flow, reason=event.reason)
         for effect in step.effects:
             match effect:
                 case BeginPhase(phase=index):
@@ -139,7 +142,8 @@ class RunLog:
                 case EndPhase(name=name, end=end):
                     self._phase_ended(name, end, failed=getattr(step.state, "outcome", None) == "failed")
                 case StartConductor() if isinstance(event, ConductorExited) and isinstance(before, RunInWork):
-                    self._restarts += 1
+                    asked = before.conductors[event.conductor].replacing
+                    self._restarts += not asked
                     self._metrics.count("conductor_restarts", effect.kind)
                     self._repeated.log(
                         "warning",
@@ -148,7 +152,7 @@ class RunLog:
                         conductor=effect.conductor,
                         incarnation=effect.incarnation,
                         delay=effect.delay,
-                        restarts_left=before.conductors.restarts_left - 1,
+                        restarts_left=before.conductors.restarts_left - (not asked),
                         reason=exit_reason(before.conductors[event.conductor], event),
                     )
 

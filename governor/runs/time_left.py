@@ -81,7 +81,7 @@ def _may_end_early(phase: Phase) -> bool:
     by_evaluation = (
         evaluate is not None and (evaluate.at_least, evaluate.at_most, evaluate.plateau) != (None,) * 3
     )
-    return by_evaluation or any(rule.metric is not None for rule in phase.until)
+    return by_evaluation or any(rule.metric is not None or rule.entry is not None for rule in phase.until)
 
 
 def _simulation(phase: Phase, now: Mark, first: Mark, *, worked: float) -> float | None:

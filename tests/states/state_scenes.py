@@ -71,6 +71,13 @@ def silent(conductor, incarnation=1, *, seconds=10.0, at=0.0, run="r1"):
     return e.ConductorSilent(run=run, at=at, conductor=conductor, incarnation=incarnation, seconds=seconds)
 
 
+def asked(flow, *, phase=0, conductor=SIMULATION, incarnation=1, at=0.0, run="r1"):
+    return e.FlowRequested(
+        run=run, at=at, conductor=conductor, incarnation=incarnation, phase=phase, flow=flow,
+        reason=f"until[0] (mine:Rule): {flow}", conductors=(LAKE, SIMULATION),
+    )  # fmt: skip
+
+
 def stalled(*, since=0.0, at=0.0, run="r1"):
     return e.RunStalled(run=run, at=at, since=since)
 

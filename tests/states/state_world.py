@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 from states import Dropped, Pristine, Rejected, Step, advance, effects
 from states import events as e
@@ -71,7 +72,11 @@ class World:
         self.parts_ended: set[tuple[int, str]] = set()
         self.starts: dict[str, int] = {}
         self.forkserver = 1
-        self.taken_along = 0  # beside the first one of each forkserver
+        self.taken_along = (
+            0  # beside the first one of each forkserver, and of each restart that was asked for
+        )
+        self.asks = 0
+        self.shutdown_asked = False
         self.overdue = 0
 
     # -- what may happen ---------------------------------------------------------------------------------------
@@ -98,6 +103,9 @@ class World:
         found += [(verb, index) for index in range(len(self.writes)) for verb in ("writes", "does not write")]
         found += [("removes",)] if self.removals else []
         found += [("goes at last", pid) for pid in self.stuck_processes]
+        for process in self.processes.values():
+            if process.is_alive and process.conductor == "simulation" and process.works_on and self.asks < 4:
+                found += [("asks", process, flow) for flow in get_args(e.Flow)]
         if self.state.name == "running" and self.plan.stall_timeout is not None:
             found += [("resumes progress",)] if self.stalled else [("stalls",)]
         return found
@@ -125,6 +133,7 @@ class World:
             "does not write": self._does_not_write,
             "removes": self._removes,
             "goes at last": self._goes_at_last,
+            "asks": self._asks,
         }[verb](*what)
 
     def _event(self, kind, **data):
@@ -167,6 +176,17 @@ class World:
         process = self.processes[key]
         process.silent = True
         self.inbox.append(self._of(process, e.ConductorSilent, seconds=12.0))
+
+    def _asks(self, process, flow):
+        self.asks += 1
+        ((phase, _),) = process.works_on
+        asked = {
+            "phase": phase,
+            "flow": flow,
+            "reason": "mine",
+            "conductors": ("environment.lake", "simulation"),
+        }
+        self.mail.append(self._of(process, e.FlowRequested, **asked))
 
     def _stalls(self):
         self.stalled = True
@@ -289,6 +309,10 @@ class World:
         self.state = answer.state
         self.taken += 1
         self._note(before, event)
+        if isinstance(event, e.FlowRequested):
+            stops = sum(isinstance(effect, effects.StopConductor) for effect in answer.effects)
+            self.taken_along += max(stops - 1, 0)
+            self.shutdown_asked |= event.flow == "SHUTDOWN"
         for effect in answer.effects:
             self._perform(effect)
         assert self.state.waits_for
@@ -365,7 +389,8 @@ class World:
 
     def _write(self, effect):
         if effect.outcome == "finished":
-            assert self.phases_ended == list(range(self.plan.first_phase, len(self.plan.phases)))
+            last = self.phase if self.shutdown_asked else len(self.plan.phases) - 1
+            assert self.phases_ended == list(range(self.plan.first_phase, last + 1))
         assert self.abort_taken or effect.outcome != "aborted"
         self.writes.append(effect)
 

@@ -40,6 +40,7 @@ MOODS = {
     "forkservers exit": CALM | {"forkserver exits"},
     "no part is taken": CALM - {"part begins"} | {"part refused"},
     "parts do not end": CALM - {"part ends", "part stops"},
+    "conditions ask": CALM | {"asks"},
 }
 """What may happen in a fair world: all of these come before the next timer fires."""
 
@@ -78,7 +79,8 @@ def run_to_the_end(world, mood):
         if world.plan is None:
             break
         options = [option for option in world.options() if option[0] in MOODS[mood]]
-        if mood in {"parts do not end", "nothing moves"} and world.state.name == "running" and not options:
+        endless = {"parts do not end", "nothing moves", "ladders hang"}
+        if mood in endless and world.state.name == "running" and not options:
             world.abort()
             continue
         timer = [("fires", min(world.timers, key=lambda key: world.timers[key].at))] if world.timers else []
@@ -86,6 +88,9 @@ def run_to_the_end(world, mood):
         option = (options or timer)[0]
         if mood in {"all exit", "forkservers exit"}:
             option = next((d for d in options if d[0] in {"exits", "forkserver exits"}), option)
+        if mood == "conditions ask":
+            asks = [one for one in options if one[0] == "asks"]
+            option = asks[world.pids % len(asks)] if asks else option
         took[option[0]] += 1
         world.do(option)
     return took

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass, replace
+from typing import get_args
 
 import pytest
 
@@ -18,6 +19,7 @@ from tests.states.state_scenes import (
     TASKS,
     Slot,
     abort,
+    asked,
     assigned,
     closing,
     ended,
@@ -81,6 +83,12 @@ def states():
     yield "running, part not taken", after(running(), not_taken("simulation"))
     yield "running, one silent", after(running(), silent(SIMULATION))
     yield "running, stalled", after(running(STALLS), stalled())
+    for flow in get_args(events.Flow):
+        yield f"running, asked for {flow}", after(running(phase=1), asked(flow, phase=1))
+    yield (
+        "running, tasks on the way back when the phase was to end",
+        after(running(phase=1), asked("SHUTDOWN", phase=1), exited(TASKS), ended("simulation", 1)),
+    )
     yield "running, to be restarted", after(running(replace(STALLS, on_stall="restart")), stalled())
     yield "running, to fail of a stall", running(replace(STALLS, on_stall="fail")).state
     yield (
@@ -133,6 +141,10 @@ def sent():
             yield events.ConductorSilent(**named, seconds=12.0)
             for part in ("simulation", "tasks"):
                 yield events.PartFailed(**named, phase=1, part=part, reason="busy")
+            for flow in get_args(events.Flow):
+                yield events.FlowRequested(
+                    **named, phase=1, flow=flow, reason="mine", conductors=(LAKE, SIMULATION)
+                )
     for phase in (-1, 0, 1, 2, 3):
         for part in ("simulation", "tasks"):
             yield from (ended(part, phase), ended(part, phase, failures=2, first="x"))

@@ -352,3 +352,15 @@ class Hangs(Walker):
                 ctypes.PyDLL(None).sleep(600)
 
         threading.Thread(target=hang, daemon=True).start()
+
+
+class Counter:
+    """A condition that answers once it has counted so many episodes, or after each so many of them."""
+
+    def __init__(self, episodes, answer, *, again=False):
+        self.episodes, self.answer, self.again, self.seen = episodes, answer, again, 0
+
+    def episode_flow_control(self, episode):
+        self.seen += 1
+        due = self.seen % self.episodes == 0 if self.again else self.seen == self.episodes
+        return self.answer if due else "CONTINUE"

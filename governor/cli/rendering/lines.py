@@ -194,6 +194,8 @@ def _words(kind: str, data: dict[str, Any], view: RunView) -> str:  # noqa: C901
             return _with_reason(str(data.get("outcome")), data.get("reason"))
         case "run.stalled":
             return f"no progress for {durations.text(data.get('seconds', 0))}: {data.get('waits_for', '')}"
+        case "flow.requested":
+            return f"{view.phase_name(data.get('phase'))} {data.get('reason', '')}"
         case "run.moved":
             return "it makes progress again"
         case "phase.started":

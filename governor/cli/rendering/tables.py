@@ -67,6 +67,8 @@ def result(found: RunResult) -> Group:
     parts += [Text(clean(f"resumes {found.parent}"), style="dim")] if found.parent else []
     if found.phases:
         parts += ["", _phases(found.phases)]
+        asked = [phase for phase in found.phases if ": " in phase.ended_by]  # by a condition of the user
+        parts += [Text(clean(f"{phase.name} ended by {phase.ended_by}"), style="dim") for phase in asked]
     for phase in found.phases:
         if names := names_of_user(phase.metrics):
             parts += ["", _of_user(phase, names)]

@@ -127,12 +127,6 @@ class LocalAgent:
             weights,
         )
 
-    def renew(self) -> None:
-        """The next join builds it from its saved state. Raises what `save` raises."""
-        self.save()
-        with self._lock:
-            self._learned = None
-
     def metrics(self) -> dict[Any, Any]:
         """As `Learned.metrics`."""
         with self._lock:

@@ -167,10 +167,6 @@ class ParallelWorker(LocalEpisodeWorker):
             plain=isinstance(action, spaces.Discrete),
         )
 
-    def _renew_agents(self) -> None:
-        for agent in self._agents.values():
-            agent.renew()
-
     # -- one episode ----------------------------------------------------------------------------------------
 
     def _end_training_episode(self, context: ExecutionContext) -> None:  # noqa: ARG002  # its only one

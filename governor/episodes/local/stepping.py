@@ -93,8 +93,6 @@ class EpisodeSource(EpisodeSink, Protocol):
 
     def seed_of(self, index: int) -> int: ...
 
-    def take_restart(self) -> bool: ...
-
     def recorder(self, worker: int, observation: SpaceSpec, action: SpaceSpec) -> StepRecorder: ...
 
     def trains(self, index: int) -> bool: ...
@@ -226,16 +224,6 @@ class LocalEpisodeWorker:
         slot.step = stepper(environment, self._observed, plain=self._plain, read=slot.read)
         slot.recorder = self._simulation.recorder(context.number, self._observation, action)
 
-    def _renew(self, slot: LocalSlot) -> None:
-        """Builds the environment anew; one of the workers also renews the agent, if asked to."""
-        self._close(slot)
-        if self._simulation.take_restart():
-            self._renew_agents()
-        self._build(slot)
-
-    def _renew_agents(self) -> None:
-        self._agent.renew()
-
     def _calls_for(self, *, explore: bool) -> Calls:
         """Cached calls; evaluation episodes need others than training episodes."""
         key = self._agent.builds, explore
@@ -250,7 +238,8 @@ class LocalEpisodeWorker:
     def _begin(self, slot: LocalSlot, index: int) -> bool:
         """Whether the episode waits for its first action; else it has ended."""
         if slot.resets != self._simulation.resets:
-            self._renew(slot)
+            self._close(slot)
+            self._build(slot)
         seed = self._simulation.seed_of(index)
         timeout = self._simulation.command.episode_timeout
         slot.recorder.begin(episode=index, seed=seed)

@@ -61,17 +61,12 @@ class AgentHost(ThreadHost):
         *,
         observation: spaces.SpaceSpec,
         action: spaces.SpaceSpec,
-        renew: bool,
         old: Sequence[bytes],
         max_staleness: int = 0,
     ) -> None:
-        """Opens a session, which replaces `old`; builds the agent if there is none or with `renew`. Raises ConductorError
-        with one line.
-        """
+        """Opens a session, which replaces `old`; builds the agent if there is none. Raises ConductorError with one line."""
         runtime, given = self._runtime, (observation, action)
-        if runtime is None or renew:
-            if runtime is not None:
-                runtime.close()
+        if runtime is None:
             runtime = AgentRuntime(self._source, spaces=given, name=self.name, reply=self.reply)
             self._runtime = runtime
         spaces.require_same(runtime.spaces, given, of=self.name)

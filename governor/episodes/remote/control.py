@@ -83,13 +83,12 @@ class Release(Control, frozen=True):
 
 
 class Join(TurnRequest, frozen=True):
-    """Requests a session with the agent, which is built at the first one. With `renew` it is built anew, from its saved
-    state. With `max_staleness` it acts with a snapshot of its weights, at most so many versions old (`agent_runtime`).
+    """Requests a session with the agent, which is built at the first one. With `max_staleness` it acts with a snapshot of its
+    weights, at most so many versions old (`agent_runtime`).
     """
 
     observation_space: SpaceSpec
     action_space: SpaceSpec
-    renew: bool = False
     max_staleness: int = 0
 
 

@@ -174,7 +174,7 @@ class RemoteWorker(ABC):
         )
         return self._environment
 
-    def _join(self, *, renew: bool = False) -> RequestChannel:
+    def _join(self) -> RequestChannel:
         spec, command = self.simulation.spec, self.simulation.command
         if self._lease is None:
             raise ConductorUnavailable("an agent cannot join without an environment")
@@ -185,7 +185,6 @@ class RemoteWorker(ABC):
             turn=next(_turns),
             observation_space=self._lease.observation_space,
             action_space=self._lease.action_space,
-            renew=renew,
             max_staleness=command.max_staleness if command.mode == "train" else 0,
         )
         answer = self._request_until_available(self._agent_service, request, control.Joined)
@@ -198,17 +197,9 @@ class RemoteWorker(ABC):
         )
 
     def _apply_resets(self) -> None:
-        if self._resets == self.simulation.resets:
-            return
-        self._resets = self.simulation.resets
-        self._drop_environment(renew=True)
-        if self.simulation.take_restart():
-            try:
-                self._acquire()
-                self._drop_agent()
-                self._join(renew=True)
-            except Stopped:
-                log.debug("simulation.worker_stopped", worker=self.number)
+        if self._resets != self.simulation.resets:
+            self._resets = self.simulation.resets
+            self._drop_environment(renew=True)
 
     def _drop_lost(self, channel: RequestChannel) -> None:
         if channel is self._environment:

@@ -1,7 +1,8 @@
 """When a simulation continues and when it stops: pure rules, no clock, no socket.
 
 Rules:
-1. At the end of an episode each rule gives a flow control; the strongest wins (`STRENGTH`).
+1. At the end of an episode each `Condition` gives a flow control, whether it is built in or the user's
+   (`user_conditions`); the strongest wins (`STRENGTH`).
 2. A mean is over the last `average_over` training episodes in the order of their end, and only over those that were
    terminated or truncated: a failed or cancelled episode is no evidence about the agent.
 3. `steps` counts the steps of all training episodes, and is checked when one ends. The simulation enforces `wall_clock`.
@@ -10,7 +11,7 @@ Rules:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, get_args
+from typing import TYPE_CHECKING, Final, Protocol, get_args
 
 import msgspec
 
@@ -30,6 +31,19 @@ METRICS: Final[dict[str, Callable[[EpisodeRecord], float]]] = {
 }
 """Metrics of every episode, beside ``return.PLAYER``."""
 _OF_PLAYER: Final = "return."
+
+
+METHODS: Final = ("episode_flow_control", "phase_flow_control")
+"""A condition of the user has one of them or both. The first takes the `EpisodeRecord` that has ended, the second the metrics of
+the phase so far, by name.
+"""
+
+
+class Condition(Protocol):
+    """Asked about each episode of a phase once, in the order in which they end."""
+
+    def episode_flow_control(self, episode: EpisodeRecord, /) -> FlowControl:
+        """What follows from this episode, and from those before it."""
 
 
 def is_metric(name: str, *, info: Collection[str] = (), reports: Collection[str] = ()) -> bool:
@@ -78,52 +92,91 @@ def wall_clock(until: Iterable[Until]) -> float | None:
     return min((each.wall_clock for each in until if each.wall_clock is not None), default=None)
 
 
+class MetricCondition:
+    """Holds while the mean of the last episodes is within the bound of `rule`; `window` are their values."""
+
+    def __init__(self, rule: Until, window: list[float]) -> None:
+        self._rule = rule
+        self._window = window
+
+    def episode_flow_control(self, episode: EpisodeRecord, /) -> FlowControl:
+        rule, window = self._rule, self._window
+        value = measure(episode, rule.metric or "")
+        if value is None:
+            return "CONTINUE"
+        append_bounded(window, value, most=rule.average_over)
+        if len(window) < rule.average_over:
+            return "CONTINUE"
+        average = sum(window) / len(window)
+        met = holds(average, at_least=rule.at_least, at_most=rule.at_most)
+        return "STOP_SIMULATION" if met else "CONTINUE"
+
+
+class StepsCondition:
+    """Holds when the training episodes have taken `limit` steps."""
+
+    def __init__(self, limit: int, figures: GoalFigures) -> None:
+        self._limit = limit
+        self._figures = figures
+
+    def episode_flow_control(self, episode: EpisodeRecord, /) -> FlowControl:
+        del episode  # its steps are counted already
+        return "STOP_SIMULATION" if self._figures.steps >= self._limit else "CONTINUE"
+
+
 class Goal:
-    """The `until` conditions of a phase, updated with each episode as it ends. `figures`: of the episodes before."""
+    """The built-in conditions of `until`, asked about each training episode as it ends. `figures`: of the episodes before."""
 
     def __init__(self, until: Iterable[Until], figures: GoalFigures | None = None) -> None:
-        conditions = list(until)
         self.figures = figures if figures is not None else GoalFigures()
-        self._conditions = [each for each in conditions if each.metric is not None]
-        self._limit = min((each.steps for each in conditions if each.steps is not None), default=None)
-        missing = len(self._conditions) - len(self.figures.windows)
-        self.figures.windows += [[] for _ in range(missing)]
+        self.ended_by = ""
+        """The condition that held first."""
+        self._until = list(until)
+        self._conditions = self._made(self.figures)
+
+    def _made(self, figures: GoalFigures) -> list[tuple[str, Condition]]:
+        found: list[tuple[str, Condition]] = []
+        windows = iter(figures.windows)
+        for number, rule in enumerate(self._until):
+            if rule.metric is not None:
+                if (window := next(windows, None)) is None:
+                    figures.windows.append(window := [])
+                found.append((f"until[{number}] ({rule.metric})", MetricCondition(rule, window)))
+            elif rule.steps is not None:
+                found.append((f"until[{number}] (steps)", StepsCondition(rule.steps, figures)))
+        return found
 
     def would_be(self, records: Iterable[EpisodeRecord]) -> FlowControl:
         """The flow control if these episodes ended now; the state does not change."""
-        known = self.figures
-        self.figures = msgspec.structs.replace(known, windows=[window.copy() for window in known.windows])
+        known, conditions = self.figures, self._conditions
+        copied = [window.copy() for window in known.windows]
+        self.figures = msgspec.structs.replace(known, windows=copied)
+        self._conditions = self._made(self.figures)
         try:
-            return strongest([self.ended(record) for record in records])
+            return strongest([self.episode_flow_control(record) for record in records])
         finally:
-            self.figures = known
+            self.figures, self._conditions = known, conditions
 
-    def ended(self, record: EpisodeRecord) -> FlowControl:
+    def episode_flow_control(self, episode: EpisodeRecord, /) -> FlowControl:
         """STOP_SIMULATION when a condition holds now, else CONTINUE."""
-        if record.evaluation:
+        if episode.evaluation:
             return "CONTINUE"
         figures = self.figures
-        figures.steps += record.steps
-        reached = False
-        for condition, window in zip(self._conditions, figures.windows, strict=True):
-            value = measure(record, condition.metric or "")
-            if value is None:
-                continue
-            append_bounded(window, value, most=condition.average_over)
-            if len(window) == condition.average_over:
-                average = sum(window) / len(window)
-                reached |= holds(average, at_least=condition.at_least, at_most=condition.at_most)
-        figures.reached |= reached
-        return "STOP_SIMULATION" if reached or self._has_enough_steps else "CONTINUE"
-
-    @property
-    def _has_enough_steps(self) -> bool:
-        return self._limit is not None and self.figures.steps >= self._limit
+        figures.steps += episode.steps
+        flow: FlowControl = "CONTINUE"
+        for name, condition in self._conditions:
+            answer = condition.episode_flow_control(episode)
+            if STRENGTH[answer] > STRENGTH[flow]:
+                flow, self.ended_by = answer, self.ended_by or name
+        figures.reached |= flow != "CONTINUE"
+        return flow
 
     @property
     def is_reached(self) -> bool:
         """Whether a condition has held."""
-        return self.figures.reached or self._has_enough_steps
+        return self.figures.reached or any(
+            rule.steps is not None and self.figures.steps >= rule.steps for rule in self._until
+        )
 
 
 def append_bounded(window: list[float], value: float, *, most: int) -> None:

@@ -158,7 +158,7 @@ class EvaluationResults:
         """The mean of the metric, by number of the evaluation, for the last ones with a result."""
         return self.figures.means
 
-    def ended(self, record: EpisodeRecord) -> FlowControl:
+    def episode_flow_control(self, record: EpisodeRecord) -> FlowControl:
         """STOP_SIMULATION when the evaluation that it ends is a success, or on a plateau; else CONTINUE."""
         evaluate, figures = self._evaluate, self.figures
         if evaluate is None or not record.evaluation or record.outcome == "cancelled":

@@ -43,6 +43,8 @@ class PhaseRules:
         self.figures = self._statistics.figures
         self._evaluation_results = self._statistics.evaluations
         self._expected_goal = Goal(command.until, deepcopy(self.figures.goal))
+        self.asks_user = any(rule.entry is not None for rule in command.until)
+        """Whether the phase has conditions of the user, which nobody knows before they are asked."""
         self._checkpoints: Checkpoints | None = None
         known = self.figures.ended
         planned = evaluation.stages(command.episodes, command.evaluate, command.checkpoint, known=known)
@@ -61,24 +63,30 @@ class PhaseRules:
         return self._command.mode == "train" and index < self._command.episodes
 
     def may_end(self, record: EpisodeRecord) -> bool:
-        """Whether the phase ends with an episode that is not stored yet, if all are stored with their outcomes: called once for each.
-        Only `until` decides here; an evaluation ends with its stage, for which all workers wait.
+        """Whether the phase may end with an episode that is not stored yet, if all are stored with their outcomes: called once for
+        each. Only `until` decides here; an evaluation ends with its stage, for which all workers wait.
         """
-        return self._expected_goal.ended(record) != "CONTINUE"
+        flow = self._expected_goal.episode_flow_control(record)
+        return self.asks_user or flow != "CONTINUE"
 
     def ended(self, record: EpisodeRecord) -> FlowControl:
         """The flow control that follows from a stored episode."""
         return self._statistics.add(record)
 
     def would_end(self, records: Sequence[EpisodeRecord]) -> bool:
-        """Whether one of these training episodes would stop the phase if they ended now."""
-        return self._expected_goal.would_be(records) != "CONTINUE"
+        """Whether one of these training episodes may stop the phase if they ended now."""
+        return self.asks_user or self._expected_goal.would_be(records) != "CONTINUE"
+
+    @property
+    def ended_by(self) -> str:
+        """The built-in condition that held first."""
+        return self._statistics.ended_by
 
     @property
     def metrics(self) -> dict[str, float]:
         return self._evaluation_results.metrics
 
-    # # -- checkpoints between two stages -----------------------------------------------------------------------
+    # -- checkpoints between two stages -----------------------------------------------------------------------
 
     @property
     def keeps(self) -> bool:

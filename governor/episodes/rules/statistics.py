@@ -19,6 +19,7 @@ from governor.messages.curves import CURVES, EVALUATION, Curve
 from governor.messages.figures import PhaseFigures, Spread, Tally
 
 if TYPE_CHECKING:
+    from governor.episodes.rules.conditions import Condition
     from governor.messages import EpisodeRecord, FlowControl, StartSimulation
 
 LAST_RETURNS: Final = 50
@@ -34,6 +35,7 @@ class PhaseStatistics:
         self.figures = figures if figures is not None else PhaseFigures()
         self.goal = Goal(command.until, self.figures.goal)
         self.evaluations = EvaluationResults(command.evaluate, self.figures.evaluations)
+        self._conditions: tuple[Condition, ...] = (self.goal, self.evaluations)
         self._command = command
 
     def add(self, record: EpisodeRecord) -> FlowControl:
@@ -54,7 +56,7 @@ class PhaseStatistics:
             self._add_training(figures, record)
         if record.outcome in COMPLETE:
             self._add_to_curves(figures, record)
-        return strongest((self.goal.ended(record), self.evaluations.ended(record)))
+        return strongest(condition.episode_flow_control(record) for condition in self._conditions)
 
     def _add_training(self, figures: PhaseFigures, record: EpisodeRecord) -> None:
         is_complete = record.outcome in COMPLETE
@@ -108,6 +110,11 @@ class PhaseStatistics:
                     del stages[begun]
             stages[first] = Tally()
         stages[first].add(value)
+
+    @property
+    def ended_by(self) -> str:
+        """The condition that held first."""
+        return self.goal.ended_by or ("evaluate" if self.figures.evaluations.reached else "")
 
     @property
     def flow(self) -> FlowControl:

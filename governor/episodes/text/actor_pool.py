@@ -138,6 +138,7 @@ class _Slot:
     endpoint: EnvironmentEndpoint
     actor: ActorHandle | None = None
     broken: str = ""
+    outdated: bool = False
 
 
 class ActorPool:
@@ -246,6 +247,15 @@ class ActorPool:
         if slot is not None:
             slot.broken = reason
 
+    def _renew(self) -> None:
+        """Every environment is started anew before its next task."""
+        for slot in self._leases.values():
+            slot.outdated = True
+        while self._idle:
+            slot = self._idle.popleft()
+            self._run_closing(_close(slot.endpoint.local_env))
+            self._start_slot(slot.number)
+
     async def done(self, actor: ActorHandle) -> None:
         """Releases a lease. A handle that is not leased (any more) is ignored."""
         slot = self._leases.pop(id(actor), None)
@@ -254,7 +264,7 @@ class ActorPool:
         if slot.broken:
             self.quarantined.append(Quarantined(slot.number, slot.broken, lost=False))
             log.warning("environment.quarantined", slot=slot.number, reason=slot.broken)
-        if slot.endpoint.reusable and not slot.broken:
+        if slot.endpoint.reusable and not slot.broken and not slot.outdated:
             slot.actor = None
             self._idle.append(slot)
         else:

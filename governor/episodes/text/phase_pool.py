@@ -48,6 +48,7 @@ class PhasePool(ActorPool):
             acquire_timeout=acquire_timeout,
         )
         self._simulation = simulation
+        self._resets = simulation.resets
         self._id_of = id_of
         self._ids_in_use: set[str] = set()
         self._returned_indices: deque[int] = deque()
@@ -61,6 +62,9 @@ class PhasePool(ActorPool):
         index = self._returned_indices.popleft() if self._returned_indices else await self._next_index()
         if index is None:
             return None
+        if self._resets != self._simulation.resets:
+            self._resets = self._simulation.resets
+            self._renew()
         try:
             return await self._acquire_id(self._id_of(index), index)
         except BaseException:
@@ -85,9 +89,11 @@ class PhasePool(ActorPool):
     async def _next_index(self) -> int | None:
         async with self._index_lock:  # one thread waits for the end of a pause, for any number of workers
             try:
-                return self._simulation.next_index(wait=False)
+                if not self._simulation.awaits_conditions:
+                    return self._simulation.next_index(wait=False)
             except Paused:
-                return await in_daemon_thread(self._simulation.next_index, name="text.paused")
+                pass
+            return await in_daemon_thread(self._simulation.next_index, name="text.paused")
 
     def ended(self, actor: ActorHandle, record: TextEpisodeRecord) -> None:
         """Records and reports the episode."""

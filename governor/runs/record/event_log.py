@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from states.at_work import AtWork
 from states.effects import BeginPhase, EndPhase, EndRun
 from states.events import ConductorExited
 from states.finalizing import Finalizing
@@ -38,7 +39,8 @@ def entries(
     data = msgspec.to_builtins(event, order="deterministic")  # sets get the same order in every process
     del data["run"]
     if isinstance(event, ConductorExited):
-        data["expected"] = before.name == "stopping"
+        asked = isinstance(before, AtWork) and before.conductors[event.conductor].replacing
+        data["expected"] = before.name == "stopping" or asked
     rows: list[Entry] = [(event.kind, {**data, **(detail or {})})]
     for effect in step.effects:
         rows += _note(effect, assignment)

@@ -55,6 +55,8 @@ def read(events: Iterable[RunEvent], *, last_record: int = 0) -> History:
                 deaths = deaths + 1 if data.get("died") and event.seq > last_record else 0
             case "run.restarted":
                 begun = False
+            case "flow.requested" if data["flow"] == "RESTART":
+                restarts += 1
             case "conductor.exited" if not data.get("expected"):
                 restarts += data.get("forkserver") not in forkservers
                 forkservers |= {data["forkserver"]} if data.get("forkserver") else set()

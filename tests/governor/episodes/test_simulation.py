@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from governor.episodes import simulation, trajectories
+from governor.episodes import report_queue, simulation, trajectories
 from governor.errors import ConductorError
 from governor.messages import (
     Done,
@@ -96,7 +96,7 @@ async def test_until_counts_what_ended_before_this_incarnation(harness):
 
 
 async def test_running_figures_are_reported_behind_their_episodes_now_and_then(harness, monkeypatch):
-    monkeypatch.setattr(simulation, "EPISODES_UNTIL_FIGURES", 4)
+    monkeypatch.setattr(report_queue, "EPISODES_UNTIL_FIGURES", 4)
     await harness.play(episodes=22, workers=2, **inside())
     events, seen = harness.links["simulation"].events, []
     for at, event in enumerate(events):

@@ -54,8 +54,8 @@ def test_every_rule_reaches_the_simulation(transport):
 @pytest.mark.parametrize(
     ("phase", "place", "said"),
     [
-        ({"until": [{}]}, "until[0]", "must have one of 'metric', 'steps' and 'wall_clock'"),
-        ({"until": [{"steps": 5, "wall_clock": 5}]}, "until[0]", "must have one of 'metric', 'steps' and 'wall_clock'"),
+        ({"until": [{}]}, "until[0]", "must have one of 'metric', 'steps', 'wall_clock' and 'entry'"),
+        ({"until": [{"steps": 5, "wall_clock": 5}]}, "until[0]", "must have one of 'metric', 'steps', 'wall_clock' and 'entry'"),
         ({"until": [{"metric": "return"}]}, "until[0]", "'at_least' or 'at_most' is missing"),
         (
             {"until": [{"metric": "return", "at_least": 1.0, "at_most": 2.0}]},

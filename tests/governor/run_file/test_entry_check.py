@@ -20,6 +20,11 @@ CODE = {
     "broken": "def f(:",
     "agents": "class Fixed:\n    def act(self): ...\nclass Learns(Fixed):\n    def learn(self): ...\n"
     "class Keeps(Learns):\n    def state_dict(self): ...\n    def load_state_dict(self): ...\n",
+    "conditions": "class Good:\n    def __init__(self, window, at_least=0.0): ...\n    def episode_flow_control(self, episode): ...\n"
+    "class Told:\n    def __init__(self, context): ...\n    def phase_flow_control(self, metrics): ...\n"
+    "class Peer:\n    def phase_flow_control(self, run_governor, message): ...\n"
+    "class Mute:\n    def brain_flow_control(self, brain, message): ...\n"
+    "def made(**params): ...\n",
     "raises": "raise RuntimeError('first line\\nsecond line')",
 }
 
@@ -73,6 +78,47 @@ def test_each_bad_entry_has_its_reason_and_all_are_found(folder):
     assert said.pop("raises:f").endswith("RuntimeError: first line second line")
     assert "did you mean 'dump'?" in said.pop("json:dumpz")
     assert said == {}
+
+
+def test_what_a_condition_takes_is_compared_with_its_params(folder):
+    def said(name, **params):
+        rule = {"entry": f"conditions:{name}", "params": params}
+        asked = entry_check.of_data({"phases": [{}, {"until": [{"steps": 5}, rule]}]})
+        return entry_check.faults(asked, folder=folder)
+
+    place = ("phases", 1, "until", 1, "entry")
+    for good in (
+        said("Good", window=5),
+        said("Good", window=5, at_least=1.0),
+        said("Told"),
+        said("made", a=1),
+    ):
+        assert good == []
+    assert said("Good") == [
+        (
+            place,
+            "'conditions:Good' does not take these params: missing a required argument: 'window' (it takes window, at_least)",
+        )
+    ]
+    [(_, misspelled)] = said("Good", window=5, at_last=1.0)
+    assert (
+        "got an unexpected keyword argument 'at_last'; did you mean 'at_least'? (it takes window"
+        in misspelled
+    )
+    assert said("Peer") == [
+        (
+            place,
+            "'conditions:Peer' must have phase_flow_control(self, x), where x is the metrics of the phase",
+        )
+    ]
+    assert said("Mute") == [
+        (
+            place,
+            "'conditions:Mute' has neither episode_flow_control nor phase_flow_control: a condition answers by one of them",
+        )
+    ]
+    assert said("Goood") == [(place, "module 'conditions' has no 'Goood'; did you mean 'Good'?")]
+    assert len(said("made", **{f"p{n}": n for n in range(100_000)})) == 0, "too many for a command line"
 
 
 def test_a_hang_ends_at_its_limit_and_leaves_no_process(folder):

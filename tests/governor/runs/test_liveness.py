@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from governor.messages import Until
 from governor.run_file.load import parse
 from governor.runs.liveness import (
     LATE_SECONDS,
@@ -213,3 +214,12 @@ def test_who_runs_user_code_has_the_time_of_an_episode_and_the_others_have_none(
     names = ("environment.e", "environment.other", "agent.a", "agent.idle", "simulation", "tasks")
     assert {name: silence_limit(run, name, 0) for name in names} == {**dict.fromkeys(names, 8.0), **held}
     assert {silence_limit(run, name, 1) for name in names} == {8.0}
+
+
+@pytest.mark.parametrize(("transport", "driver"), [("conductors", "simulation"), ("ray", "tasks")])
+def test_conditions_of_the_user_are_user_code_of_the_process_that_drives_the_simulation(transport, driver):
+    run = run_of(transport=transport, episode_timeout=3.0)
+    asked = run.phases[0].model_copy(update={"until": (Until(entry="m:Rule"),)})
+    run = run.model_copy(update={"phases": (asked, run.phases[1])})
+    held = {name for name in ("simulation", "tasks") if silence_limit(run, name, 0) == 8 + USER_CODE_SECONDS}
+    assert held == {driver}

@@ -51,6 +51,7 @@ def test_nothing_is_said_before_anything_has_ended():
         ([{"steps": 100}], TimeLeft(phase=10.0, run=10.0)),
         ([{"wall_clock": "15s"}], TimeLeft(phase=5.0, run=5.0)),
         ([{"metric": "return", "at_least": 1}], TimeLeft(phase=40.0, run=40.0, at_most=True)),
+        ([{"entry": "mine:Rule"}], TimeLeft(phase=40.0, run=40.0, at_most=True)),
     ],
 )
 def test_the_first_limit_of_a_phase_counts(until, expected):

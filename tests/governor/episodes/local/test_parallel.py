@@ -9,7 +9,14 @@ import pytest
 from governor.episodes.local import in_process
 from governor.episodes.records import state_file
 from governor.errors import ConductorError
-from governor.messages import Done, EpisodeEnded, EpisodeRecord, PartEndedReport, Refused, StopPartCommand
+from governor.messages import (
+    EpisodeEnded,
+    EpisodeRecord,
+    PartEndedReport,
+    Refused,
+    StopPartCommand,
+    Until,
+)
 from tests.support.full_disk import full_beyond
 from tests.support.in_process_commands import BOTH, PLAYERS, episodes, outcomes, parallel
 from tests.support.reasons import without_place
@@ -313,20 +320,16 @@ async def test_what_the_others_have_learned_is_kept_when_one_hangs(harness, monk
     assert state(harness, "romeo") == {"learned": 99}
 
 
-@pytest.mark.parametrize(("flow", "anew"), [("RESET", False), ("RESTART", True)])
-async def test_reset_and_restart_build_anew_and_go_on(harness, monkeypatch, flow, anew):
+async def test_reset_keeps_the_agents(harness, monkeypatch):
     import parallel_world
 
     built = []
     monkeypatch.setattr(parallel_world.Always, "built", built)
-    monkeypatch.setattr("governor.episodes.local.stepping.UNACKNOWLEDGED", 4)
-    monkeypatch.setattr("governor.episodes.local.stepping.REPORT_DELAY_SECONDS", (0.0, 0.0))
-    controller = await harness.start("simulation", flow=flow)
-    assert await controller.perform(harness.command(episodes=20, **parallel())) == Done()
-    records, _ = await harness.end()
+    until = (Until(entry="conditions_world:Every", params={"episodes": 5, "answer": "RESET"}),)
+    records, _ = await harness.play(episodes=20, until=until, **parallel())
     assert outcomes(records) == ["terminated"] * 20
     assert (state(harness, "romeo"), state(harness, "juliet")) == ({"learned": 60}, {"learned": 100})
-    assert (len(built) > 2, len(built) % 2) == (anew, 0)
+    assert len(built) == 2
 
 
 async def test_several_workers_share_the_agents_and_the_next_process_continues(harness):

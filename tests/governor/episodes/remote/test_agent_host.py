@@ -29,7 +29,7 @@ async def host(tmp_path, monkeypatch):
 
 @pytest.fixture
 async def channel(host):
-    await host.run_in_thread(lambda: host.open_session(b"session-1", **SPACES, renew=False, old=()))
+    await host.run_in_thread(lambda: host.open_session(b"session-1", **SPACES, old=()))
     stop = os.eventfd(0, os.EFD_NONBLOCK)
     made = RequestChannel(name="agent", endpoint=host.endpoint, identity="session-1", stop=stop)
     yield made
@@ -112,7 +112,7 @@ async def echo(tmp_path, monkeypatch):
             host = hosts[agent] = AgentHost(source, name="agent.echo", path=tmp_path / "e")
             await host.start()
         await host.run_in_thread(
-            lambda: host.open_session(session.encode(), observation=space, action=space, renew=False, old=())
+            lambda: host.open_session(session.encode(), observation=space, action=space, old=())
         )
         channels.append(RequestChannel(name="agent", endpoint=host.endpoint, identity=session, stop=stop))
         return channels[-1], getattr(world, agent)

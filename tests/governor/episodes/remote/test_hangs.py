@@ -125,9 +125,7 @@ async def test_an_agent_is_given_up_only_when_the_slot_that_it_is_at_is_due(
 ):
     agent = held("HeldAgent")
     conductor = await harness.start("agent.walker", entry="conductor_world:HeldAgent", params={})
-    await conductor.host.run_in_thread(
-        lambda: conductor.host.open_session(b"session-1", **SPACES, renew=False, old=())
-    )
+    await conductor.host.run_in_thread(lambda: conductor.host.open_session(b"session-1", **SPACES, old=()))
     channel = channel_to(conductor.host.endpoint, "session-1")
     rows = [7, 8], [wire.FIRST] * 2, np.array([0, 1]), [0.0] * 2, [0] * 2, True
     acted = ask(channel, wire.ActManyFrame, *rows)

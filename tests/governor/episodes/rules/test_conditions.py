@@ -26,20 +26,20 @@ def test_the_strongest_flow_wins():
 
 def test_a_goal_looks_at_the_last_n_complete_episodes():
     goal = Goal([Until(metric="return", at_least=1.0, average_over=2)])
-    said = [goal.ended(episode(value)) for value in (2.0, -1.0, 1.0, 1.0)]
+    said = [goal.episode_flow_control(episode(value)) for value in (2.0, -1.0, 1.0, 1.0)]
     assert said == ["CONTINUE", "CONTINUE", "CONTINUE", "STOP_SIMULATION"]
 
 
 @pytest.mark.parametrize("outcome", ["failed", "timed_out", "crashed", "cancelled"])
 def test_an_episode_that_did_not_end_by_itself_says_nothing(outcome):
     goal = Goal([Until(metric="steps", at_least=3)])
-    assert goal.ended(episode(9.0, outcome)) == "CONTINUE"
-    assert goal.ended(episode(9.0, "truncated")) == "STOP_SIMULATION"
+    assert goal.episode_flow_control(episode(9.0, outcome)) == "CONTINUE"
+    assert goal.episode_flow_control(episode(9.0, "truncated")) == "STOP_SIMULATION"
 
 
 def test_several_goals_are_alternatives():
     goal = Goal([Until(metric="return", at_least=99), Until(metric="steps", at_least=3)])
-    assert goal.ended(episode(0.0)) == "STOP_SIMULATION"
+    assert goal.episode_flow_control(episode(0.0)) == "STOP_SIMULATION"
 
 
 def test_unknown_metrics_are_all_listed():
@@ -70,7 +70,7 @@ def test_without_a_complete_episode_there_is_no_mean():
 
 
 def outcome(goal, *values, **more):
-    return [goal.ended(episode(value, **more)) == "STOP_SIMULATION" for value in values]
+    return [goal.episode_flow_control(episode(value, **more)) == "STOP_SIMULATION" for value in values]
 
 
 def test_a_mean_may_be_bounded_from_above_and_of_any_metric():
@@ -81,21 +81,26 @@ def test_a_mean_may_be_bounded_from_above_and_of_any_metric():
 def test_a_player_has_a_return_of_its_own():
     goal = Goal([Until(metric="return.left", at_least=1.0, average_over=2)])
     played = ({"left": 1.0}, {"right": 9.0}, {"left": 1.0, "right": 0.0})
-    said = [goal.ended(msgspec.structs.replace(episode(9.0), values=values)) for values in played]
+    said = [
+        goal.episode_flow_control(msgspec.structs.replace(episode(9.0), values=values)) for values in played
+    ]
     assert said == ["CONTINUE", "CONTINUE", "STOP_SIMULATION"], "who did not play says nothing"
 
 
 def test_steps_count_those_of_all_training_episodes():
     goal = Goal([Until(steps=9)])
-    assert goal.ended(episode(0.0, "failed")) == "CONTINUE"
-    assert goal.ended(msgspec.structs.replace(episode(0.0, steps=100), evaluation=1)) == "CONTINUE"
-    assert goal.ended(episode(0.0)) == "CONTINUE"
-    assert goal.ended(episode(0.0)) == "STOP_SIMULATION"
+    assert goal.episode_flow_control(episode(0.0, "failed")) == "CONTINUE"
+    assert (
+        goal.episode_flow_control(msgspec.structs.replace(episode(0.0, steps=100), evaluation=1))
+        == "CONTINUE"
+    )
+    assert goal.episode_flow_control(episode(0.0)) == "CONTINUE"
+    assert goal.episode_flow_control(episode(0.0)) == "STOP_SIMULATION"
 
 
 def test_an_evaluation_is_no_episode_of_a_training_goal():
     goal = Goal([Until(metric="return", at_least=1.0)])
-    assert goal.ended(msgspec.structs.replace(episode(5.0), evaluation=2)) == "CONTINUE"
+    assert goal.episode_flow_control(msgspec.structs.replace(episode(5.0), evaluation=2)) == "CONTINUE"
 
 
 def test_the_shortest_wall_clock_counts():
@@ -106,8 +111,11 @@ def test_the_shortest_wall_clock_counts():
 @pytest.mark.parametrize(
     ("rule", "fault"),
     [
-        ({"until": [{}]}, "must have one of 'metric', 'steps' and 'wall_clock'"),
-        ({"until": [{"steps": 1, "wall_clock": 1.0}]}, "must have one of 'metric', 'steps' and 'wall_clock'"),
+        ({"until": [{}]}, "must have one of 'metric', 'steps', 'wall_clock' and 'entry'"),
+        (
+            {"until": [{"steps": 1, "wall_clock": 1.0}]},
+            "must have one of 'metric', 'steps', 'wall_clock' and 'entry'",
+        ),
         ({"until": [{"metric": "return"}]}, "'at_least' or 'at_most' is missing"),
         ({"until": [{"metric": "return", "at_least": 1.0, "at_most": 2.0}]}, "not both"),
         ({"until": [{"metric": "return", "at_least": 1.0, "average_over": 0}]}, "greater than or equal to 1"),

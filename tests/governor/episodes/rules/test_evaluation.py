@@ -40,7 +40,7 @@ def verdicts(results, *means):
     """What each evaluation of three episodes with this mean is answered with."""
     found = []
     for number, mean in enumerate(means, start=1):
-        flows = [results.ended(record) for record in played(number, mean - 1, mean, mean + 1)]
+        flows = [results.episode_flow_control(record) for record in played(number, mean - 1, mean, mean + 1)]
         assert flows[:2] == ["CONTINUE", "CONTINUE"]
         found.append(flows[2] == "STOP_SIMULATION")
     return found
@@ -172,7 +172,7 @@ def test_less_may_be_better():
 
 def test_other_metrics():
     results = EvaluationResults(Evaluate(every=1, episodes=2, metric="steps", at_least=3.0))
-    assert [results.ended(record) for record in played(1, 0.0, 0.0)][-1] == "STOP_SIMULATION"
+    assert [results.episode_flow_control(record) for record in played(1, 0.0, 0.0)][-1] == "STOP_SIMULATION"
     assert results.metrics["evaluation_steps_mean"] == 3.0
 
 
@@ -195,13 +195,15 @@ def test_a_plateau(plateau, means, expected):
 def test_an_evaluation_that_says_nothing_ends_a_row_of_successes():
     results = EvaluationResults(Evaluate(every=1, episodes=2, at_least=5.0, consecutive=2))
     for records in (played(1, 5.0, 5.0), played(2, 9.0, 9.0, outcome="failed"), played(3, 5.0, 5.0)):
-        assert [results.ended(record) for record in records] == ["CONTINUE"] * 2
+        assert [results.episode_flow_control(record) for record in records] == ["CONTINUE"] * 2
     assert [*results.means] == [1, 3]
-    assert results.ended(played(4, 5.0)[0]) == "CONTINUE"
-    assert results.ended(played(4, 5.0)[0]) == "STOP_SIMULATION"
+    assert results.episode_flow_control(played(4, 5.0)[0]) == "CONTINUE"
+    assert results.episode_flow_control(played(4, 5.0)[0]) == "STOP_SIMULATION"
 
 
 def test_what_was_cancelled_is_no_evaluation():
     results = EvaluationResults(Evaluate(every=1, episodes=2, at_least=0.0))
-    assert [results.ended(record) for record in played(1, 5.0, 5.0, outcome="cancelled")] == ["CONTINUE"] * 2
+    assert [results.episode_flow_control(record) for record in played(1, 5.0, 5.0, outcome="cancelled")] == [
+        "CONTINUE"
+    ] * 2
     assert results.metrics == {}

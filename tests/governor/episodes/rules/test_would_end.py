@@ -21,11 +21,11 @@ def episode(value, steps=5):
 )
 def test_what_is_foreseen_is_what_is_said_then_and_nothing_has_ended(until, enough, short):
     goal = Goal([until])
-    assert goal.ended(episode(1.0)) == "CONTINUE"
+    assert goal.episode_flow_control(episode(1.0)) == "CONTINUE"
     for _ in range(3):
         assert goal.would_be(short) == "CONTINUE"
         assert goal.would_be(enough) == "STOP_SIMULATION"
-    assert [goal.ended(record) for record in enough][-1] == "STOP_SIMULATION"
+    assert [goal.episode_flow_control(record) for record in enough][-1] == "STOP_SIMULATION"
 
 
 def test_nothing_is_foreseen_of_no_episode():

@@ -123,6 +123,25 @@ async def test_one_without_is_made_anew_for_each_episode_and_gone_afterwards(har
     assert not any(lives(pid) for pid in pids)
 
 
+async def test_a_condition_of_the_user_gets_an_environment_that_is_kept_made_anew(harness, world):
+    made = talking(world.llm, entry="tests.support.user_code.text_walks:Seeded")
+    every = {"entry": "conditions_world:Every"}
+    until = (
+        Until(**every, params={"episodes": 2, "answer": "RESET"}),
+        Until(**every, params={"episodes": 7, "answer": "STOP_PHASE"}),
+    )
+    records, end = await harness.play(episodes=50, until=until, seconds=SECONDS, **made)
+    assert [record.outcome for record in records] == ["terminated"] * 7
+    assert end.ended_by == "until[1] (conditions_world:Every): STOP_PHASE after episode 6"
+    states = {record.index: set[int]() for record in records}
+    for step in steps_of(harness).itertuples():
+        states[step.episode].add(json.loads(step.env_state)["pid"])
+    pids = [pid for index in range(7) for pid in states[index]]
+    assert [len(set(pids[first : first + 2])) for first in (0, 2, 4)] == [1, 1, 1]
+    assert len(set(pids)) == 4
+    assert not any(lives(pid) for pid in pids)
+
+
 async def test_max_steps_truncates(harness, world):
     records, _ = await play(harness, world, "endless", episodes=1, max_steps=4)
     assert [(r.outcome, r.steps, r.value) for r in records] == [("truncated", 4, 4.0)]

@@ -61,6 +61,12 @@ def test_restarts_are_those_of_all_invocations_without_the_exits_of_a_stop():
     assert read(story(*events)).restarts == 2
 
 
+def test_one_that_a_condition_asked_for_counts_once_for_all_its_conductors():
+    asked = [("flow.requested", {"at": 11.0, "flow": flow}) for flow in ("RESET", "RESTART", "PAUSE")]
+    exits = [exited(12.0, expected=True), exited(13.0, expected=True), exited(14.0)]
+    assert read(story(assigned(10.0), *asked, *exits)).restarts == 2
+
+
 def test_it_is_at_work_until_an_interruption_is_on_record():
     assert read(story(assigned(0.0))).at_work
     assert not read(story(assigned(0.0), died())).at_work

@@ -21,8 +21,8 @@ from governor.episodes.simulation import Simulation, episode_seed
 from governor.messages import Done, EpisodeEnded, Made, PartEndedReport, StartSimulation, Until
 from governor.messages.link import RecordingLink
 from tests.support.figures import with_done
+from tests.support.in_process_commands import WORLDS, outcomes
 from tests.support.in_process_commands import episodes as told
-from tests.support.in_process_commands import outcomes
 from tests.support.living import lives
 from tests.support.reasons import without_place
 
@@ -292,6 +292,22 @@ async def test_what_ended_before_is_not_played_again_and_its_steps_stay(phases):
     assert sorted(record.index for record in records) == list(range(8, 20))
     assert end.metrics["episodes_ended"] == 20
     assert phases.steps(command)["episode"].to_pylist() == [i for i in range(20) for _ in range(5)]
+
+
+async def test_conditions_of_the_user_are_asked_in_the_driver(phases, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(WORLDS)
+    built, log = tmp_path / "built", tmp_path / "asked"
+    rule = {"entry": "conditions_world:Every"}
+    until = (
+        Until(**rule, params={"episodes": 5, "answer": "RESET", "log": str(log)}),
+        Until(**rule, params={"episodes": 12, "answer": "STOP_SIMULATION"}),
+    )
+    command = with_params(phases.command(episodes=500, chunk=1, until=until), built=str(built))
+    records, end = await phases.play(command)
+    assert outcomes(records).count("terminated") == 12
+    assert end.ended_by == "until[1] (conditions_world:Every): STOP_SIMULATION after episode 11"
+    assert [int(line.split()[0]) for line in log.read_text().splitlines()] == [*range(12)]
+    assert len(pids(built)) == 3
 
 
 async def test_reset_builds_anew_and_pause_holds_the_next_chunk_back(phases, tmp_path):

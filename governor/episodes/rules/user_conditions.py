@@ -1,0 +1,268 @@
+"""Conditions of the user's own: objects that are asked about each episode of a phase, in a thread of theirs.
+
+Rules:
+1. They are asked about one episode after the other, in the order of the phase's lines on record. A new process asks its new
+   objects about those on record first: what they hold comes back, however the process before has died, in constant memory. Of
+   these answers only a stop counts, because the others were obeyed before.
+2. Their thread holds no lock. No episode begins before they have answered about those that are stored (`Simulation.next_index`).
+3. An error, an answer that is no flow control, and none within `ANSWER_SECONDS` are failures of the part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import queue
+import threading
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from governor.episodes import exits
+from governor.episodes.context import Context, with_context
+from governor.episodes.entries import load
+from governor.episodes.rules.conditions import METHODS, STRENGTH
+from governor.episodes.rules.statistics import PhaseStatistics, summarize
+from governor.errors import ConductorError
+from governor.failures import Reason, reason_of, stack_of
+from governor.messages import EpisodeRecord
+from governor.output.attribution import Attribution
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from governor.index_ranges import IndexRanges
+    from governor.messages import ConductorSpec, FlowControl, StartSimulation, Until
+
+ANSWER_SECONDS: Final = 60.0
+"""For one answer of one condition."""
+CHECK_SECONDS: Final = 1.0
+
+
+class Answer(NamedTuple):
+    """Of all conditions about one episode: the strongest one, and the condition that gave it."""
+
+    flow: FlowControl
+    by: str = ""
+
+
+class UserConditions:
+    """Those of one phase; without any it does nothing. `answered` gets each answer, with the `lock`, in the thread of the conditions;
+    `failed` gets the reason why there are no more.
+    """
+
+    def __init__(
+        self,
+        command: StartSimulation,
+        *,
+        spec: ConductorSpec,
+        lock: threading.Condition,
+        answered: Callable[[Answer], None],
+        failed: Callable[[Reason], None],
+    ) -> None:
+        self.asked_about = 0
+        """Episodes, for signs of life."""
+        self._command = command
+        self._spec = spec
+        self._lock = lock
+        self._answered = answered
+        self._failed = failed
+        self._asked = self._answers = 0
+        self._over = False
+        self._queue: queue.SimpleQueue[EpisodeRecord | None] = queue.SimpleQueue()
+        self._conditions: list[tuple[str, Any]] = []
+        self._statistics: PhaseStatistics | None = None
+        self._thread: threading.Thread | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._now = ("", -1)
+        """The method, and the episode, that the thread is in."""
+        self._since = math.inf
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether answers are due."""
+        return not self._over and self._answers < self._asked
+
+    def ask(self, records: Iterable[EpisodeRecord]) -> None:
+        """Each gets an answer, later; with the lock."""
+        if self._thread is not None:
+            for record in records:
+                if record.outcome != "cancelled":
+                    self._asked += 1
+                    self._queue.put(record)
+
+    def wait(self) -> None:
+        """Waits for the answers that are due now, or the end of the conditions; with the lock."""
+        due = self._asked
+        self._lock.wait_for(lambda: self._over or self._answers >= due)
+
+    def end(self) -> None:
+        """Nobody waits for answers any more: the phase is over; with the lock."""
+        self._over = True
+        self._queue.put(None)
+        self._lock.notify_all()
+
+    async def open(self, recorded: Iterable[EpisodeRecord]) -> None:
+        """Builds the conditions; returns after their answer about all episodes that are `recorded`."""
+        if any(rule.entry is not None for rule in self._command.until):
+            self._asked += 1
+            self._thread = threading.Thread(
+                target=partial(self._work, recorded), name=f"{self._command.name}.conditions", daemon=True
+            )
+            self._thread.start()
+            self._check()
+            await self._answers_due()
+
+    async def close(self) -> None:
+        """Ends the thread after the answers that are due; one that hangs in user code stays."""
+        await self._answers_due()
+        with self._lock:
+            self.end()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def _answers_due(self) -> None:
+        def wait() -> None:
+            with self._lock:
+                self.wait()
+
+        if self.is_behind:
+            await asyncio.to_thread(wait)
+
+    def _check(self) -> None:
+        """In the event loop, each second: whether the thread is in one call for too long."""
+        thread = self._thread
+        if thread is None or thread.ident is None or monotonic() - self._since < ANSWER_SECONDS:
+            self._timer = asyncio.get_running_loop().call_later(CHECK_SECONDS, self._check)
+            return
+        self._fail(stack_of(thread.ident, f"{self._place} hangs: no answer within {ANSWER_SECONDS:g} s"))
+
+    def _fail(self, reason: Reason) -> None:
+        with self._lock:  # no episode may begin before `failed` has ended the phase
+            if not self._over:
+                self._failed(reason)
+                self.end()
+
+    @property
+    def _place(self) -> str:
+        where, index = self._now
+        return where if index < 0 else f"{where} of episode {index}"
+
+    # -- in the thread --------------------------------------------------------------------------------------
+
+    def _work(self, recorded: Iterable[EpisodeRecord]) -> None:
+        exits.set_description(lambda: self._place if self._since < math.inf else "")
+        Attribution(self._describe).bind()
+        try:
+            self._build()
+            self._answer(self._replay(recorded))
+            while (record := self._queue.get()) is not None:
+                self._answer(self._ask(record))
+        except BaseException as error:  # noqa: BLE001  # user code, which may also exit; and the file of the lines
+            where, self._since = self._place, math.inf
+            self._fail(reason_of(error).within(where) if where else reason_of(error))
+
+    def _answer(self, answer: Answer) -> None:
+        with self._lock:
+            if not self._over:
+                self._answers += 1
+                self._answered(answer)
+                self._lock.notify_all()
+
+    def _describe(self) -> dict[str, str | int]:
+        index = self._now[1]
+        return {"phase": self._command.name, **({"episode": index} if index >= 0 else {})}
+
+    def _build(self) -> None:
+        for number, rule in enumerate(self._command.until):
+            if rule.entry is not None:
+                self._enter(f"until[{number}] ({rule.entry})")
+                self._conditions.append((f"until[{number}] ({rule.entry})", self._made(rule, rule.entry)))
+                self._leave()
+        if any(hasattr(condition, METHODS[1]) for _, condition in self._conditions):
+            self._statistics = PhaseStatistics(msgspec.structs.replace(self._command, until=()))
+
+    def _made(self, rule: Until, entry: str) -> Any:
+        factory, spec = load(entry), self._spec
+        context = Context(run_id=spec.uid, run_folder=Path(spec.run_folder), name=f"condition.{entry}")
+        condition = factory(**with_context(factory, rule.params, context))
+        if not any(callable(getattr(condition, method, None)) for method in METHODS):
+            raise ConductorError(f"has neither {' nor '.join(METHODS)}")
+        return condition
+
+    def _replay(self, recorded: Iterable[EpisodeRecord]) -> Answer:
+        for record in recorded:
+            answer = self._ask(record)
+            if STRENGTH[answer.flow] >= STRENGTH["STOP_SIMULATION"]:
+                return answer
+        return Answer("CONTINUE")
+
+    def _ask(self, record: EpisodeRecord) -> Answer:
+        self.asked_about += 1
+        strongest = Answer("CONTINUE")
+        record = msgspec.structs.replace(
+            record, values=dict(record.values), metrics=dict(record.metrics), traceback=""
+        )
+        metrics = self._metrics(record)
+        for name, condition in self._conditions:
+            for method, about in zip(METHODS, (record, metrics), strict=True):
+                if (call := getattr(condition, method, None)) is None:
+                    continue
+                self._enter(f"{name}.{method}", record.index)
+                flow = flow_of(call(about))
+                self._leave()
+                if STRENGTH[flow] > STRENGTH[strongest.flow]:
+                    strongest = Answer(flow, f"{name}: {flow} after episode {record.index}")
+        return strongest
+
+    def _metrics(self, record: EpisodeRecord) -> dict[str, float]:
+        if self._statistics is None:
+            return {}
+        self._statistics.add(record)
+        return summarize(self._statistics.figures) | self._statistics.evaluations.metrics
+
+    def _enter(self, where: str, index: int = -1) -> None:
+        self._now, self._since = (where, index), monotonic()
+
+    def _leave(self) -> None:
+        self._now, self._since = ("", -1), math.inf
+
+
+def flow_of(answer: object) -> FlowControl:
+    """The flow control that a condition has answered with: its name, an enum's member of that name, None for CONTINUE, or a pair
+    whose first item is one of these. Raises ValueError.
+    """
+    found = answer[0] if isinstance(answer, tuple) and len(answer) == 2 else answer
+    if found is None:
+        return "CONTINUE"
+    name = found.name if isinstance(found, Enum) else found
+    for flow in STRENGTH:
+        if flow == name:
+            return flow
+    raise ValueError(f"answered {_shown(answer)}, which is none of {', '.join(STRENGTH)}")
+
+
+def _shown(answer: object) -> str:
+    text = repr(answer) if isinstance(answer, str | int | float) else f"a {type(answer).__name__}"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def recorded_episodes(path: Path, ended: IndexRanges) -> Iterator[EpisodeRecord]:
+    """The episodes that have `ended` in an earlier process, from their lines on record, in order. Raises OSError."""
+    if not ended:
+        return
+    with path.open("rb") as lines:
+        for line in lines:
+            data = msgspec.json.decode(line)
+            record = msgspec.convert({**data, "value": _number(data["value"])}, EpisodeRecord)
+            if record.index in ended and record.outcome != "cancelled":
+                yield record
+
+
+def _number(value: float | None) -> float:
+    """JSON has no number for what is not finite."""
+    return math.nan if value is None else value
