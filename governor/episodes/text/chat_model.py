@@ -2,7 +2,8 @@
 
 Rules:
 1. One client and one pool of connections serve all sessions, whatever their base URLs: each request has its whole address.
-   A client for each session costs 28 ms and 0.9 MB; `with_options` for each request three times the time.
+   A client for each session costs 28 ms and 0.9 MB; `with_options` for each request three times the time. Only a proxy
+   that the environment names has a client of its own.
 2. The client's own retries are off: retries are counted and bounded here. Transient failures are retried: 408, 429, 5xx,
    transport errors, time-outs, incomplete or invalid answers. Other refusals are final at once. Answers have a size limit.
 3. A slot among the `concurrency` is held during a request, not during the pause before a retry.
@@ -25,6 +26,7 @@ import openai
 from governor.episodes.text.base_urls import checked
 from governor.episodes.text.environments.http_environment import MAX_ANSWER_BYTES
 from governor.episodes.text.http_retries import Retries, Retry, brief, retry_after, status_reason
+from governor.episodes.text.proxies import Proxies
 from governor.episodes.text.usage import Usage
 from governor.errors import ConductorError, UsageError
 from governor.failures import one_line
@@ -70,21 +72,22 @@ class ChatModel:
         *,
         model: str,
         base_url_provider: BaseURLProvider,
-        api_key: str = "EMPTY",
+        api_key: str | None = "EMPTY",
         temperature: float = 0.3,
-        timeout: float = 60.0,
+        timeout: float | None = 60.0,
         retries: int = 4,
         backoff: float = 0.5,
         concurrency: int = 64,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        """`timeout`: seconds for each attempt; `backoff`: seconds before the first retry, then doubled.
+        """`timeout`: seconds for each attempt, None for no limit; `backoff`: seconds before the first retry, then doubled. Without
+        `api_key` no request has one.
 
         `extra` goes into each request: `max_tokens`, `stop`, a server's own (`top_k`). Raises UsageError for invalid values.
         """
         if not 1 <= concurrency <= MOST_CONCURRENT:
             raise UsageError(f"concurrency is {concurrency}: it should be from 1 to {MOST_CONCURRENT}")
-        if not timeout > 0:
+        if timeout is not None and not timeout > 0:
             raise UsageError(f"timeout {timeout}: it must be more than 0")
         self._body = {"model": model, "temperature": temperature, **(extra or {})}
         if self._body.get("stream"):
@@ -94,14 +97,10 @@ class ChatModel:
         self._timeout = timeout
         self._retries = Retries(retries, backoff)
         self._slots = asyncio.Semaphore(concurrency)
-        self._client = openai.AsyncOpenAI(
-            api_key=api_key,
-            base_url="http://named.in.each.request.invalid",
-            max_retries=0,
-            http_client=openai.DefaultAioHttpClient(
-                verify=_tls_context(), event_hooks={"response": [_read_bounded]}
-            ),
-        )
+        self._api_key = api_key
+        self._headers = {} if api_key else {"Authorization": openai.Omit()}
+        self._proxies = Proxies.of_environment()
+        self._clients: dict[str | None, openai.AsyncOpenAI] = {None: self._made(None)}
 
     async def answer(self, messages: list[Message], *, session: Any) -> Answer:
         """The model's next message after `messages`. Raises ModelFault after the last attempt, or at once for a permanent failure.
@@ -122,7 +121,27 @@ class ChatModel:
 
     async def aclose(self) -> None:
         """Closes the connections; pending requests fail. May be called again."""
-        await self._client.close()
+        for client in self._clients.values():
+            await client.close()
+
+    def _made(self, proxy: str | None) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(
+            api_key=self._api_key or "EMPTY",  # the client takes none from the environment then
+            base_url="http://named.in.each.request.invalid",
+            max_retries=0,
+            http_client=openai.DefaultAioHttpClient(
+                verify=_tls_context(),
+                event_hooks={"response": [_read_bounded]},
+                proxy=proxy,
+                trust_env=False,  # the proxies are chosen here
+            ),
+        )
+
+    def _client_for(self, url: str) -> openai.AsyncOpenAI:
+        proxy = self._proxies.of(url)
+        if proxy not in self._clients:
+            self._clients[proxy] = self._made(proxy)
+        return self._clients[proxy]
 
     def _url(self, session: Any) -> str:
         try:
@@ -136,14 +155,14 @@ class ChatModel:
         try:
             # The client's own time-out begins anew with each piece that arrives.
             async with asyncio.timeout(self._timeout):
-                got = await self._client.post(
+                got = await self._client_for(url).post(
                     url,
                     body={**self._body, "messages": messages},
                     cast_to=openai.HttpxBinaryResponseContent,
-                    options={"timeout": self._timeout},
+                    options={"timeout": self._timeout, "headers": self._headers},
                 )
         except TimeoutError:
-            raise Retry(ModelFault(f"no answer within {self._timeout:g} s")) from None
+            raise Retry(ModelFault(f"no answer within {self._timeout or 0:g} s")) from None
         except openai.APIStatusError as error:
             raise _refusal(error) from error
         except (openai.APIConnectionError, aiohttp.ClientError, OSError) as error:
@@ -179,12 +198,16 @@ async def _read_bounded(response: Any) -> None:
     response._content = b"".join(pieces)  # noqa: SLF001  # the attribute of `aread`, which has no limit
 
 
+def is_transient(status: int) -> bool:
+    """Whether a request that was refused so may succeed later."""
+    return status in {_REQUEST_TIMEOUT, _TOO_MANY_REQUESTS} or status >= 500
+
+
 def _refusal(error: openai.APIStatusError) -> Exception:
     body = error.body
     text = body.get("message", body) if isinstance(body, dict) else body
     reason = status_reason(error.status_code, "" if text is None else text)
-    transient = error.status_code in {_REQUEST_TIMEOUT, _TOO_MANY_REQUESTS} or error.status_code >= 500
-    if not transient or error.code == _OUT_OF_QUOTA:
+    if not is_transient(error.status_code) or error.code == _OUT_OF_QUOTA:
         return ModelFault(f"the model refused: {reason}")
     return Retry(ModelFault(reason), least=retry_after(error.response.headers))
 

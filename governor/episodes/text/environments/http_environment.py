@@ -28,13 +28,14 @@ from governor.episodes.text.environments.environment import (
 )
 from governor.episodes.text.headers import checked as checked_headers
 from governor.episodes.text.http_retries import Retries, Retry, brief, retry_after, status_reason
+from governor.episodes.text.proxies import Proxies
 from governor.errors import UsageError
 from governor.failures import Reason, one_line, shortened, utf8
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from governor.episodes.text.environments.environment import Message, TextStep
+    from governor.episodes.text.environments.environment import TextStep
 
 KEY_HEADER: Final = "Idempotency-Key"
 IDLE_SECONDS: Final = 4.0
@@ -51,17 +52,18 @@ class HTTPEnvironments:
         """`backoff`: seconds before the first retry, then doubled."""
         self.retries = Retries(retries, backoff)
         self.honour_keys: set[str] = set()
+        self.proxies = Proxies.of_environment()
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
     def environment(
         self, *, base_url: str, env_name: str, env_id: str, headers: Mapping[str, str] | None = None
     ) -> HTTPEnvironment:
-        """The environment at ``{base_url}/{env_name}/{env_id}``; each request carries `headers`. Raises UsageError for a bad
-        address or header.
+        """The environment at ``{base_url}/{env_name}/{env_id}``; a name with slashes is several parts of the path. Each request
+        carries `headers`. Raises UsageError for a bad address or header.
         """
         try:
-            base = f"{checked(base_url)}/{quote(str(env_name), safe='')}/{quote(str(env_id), safe='')}"
+            base = f"{checked(base_url)}/{quote(str(env_name))}/{quote(str(env_id), safe='')}"
         except UnicodeError as error:
             raise UsageError(f"environment {env_name!r}, id {env_id!r}: {one_line(error)}") from error
         return HTTPEnvironment(self, base, checked_headers(headers or {}))
@@ -96,7 +98,7 @@ class HTTPEnvironment:
     def __repr__(self) -> str:
         return f"HTTPEnvironment({self._base!r})"
 
-    async def get_task_prompt(self, *, timeout: float) -> list[Message]:  # noqa: ASYNC109 - one deadline, owned here
+    async def get_task_prompt(self, *, timeout: float) -> Any:  # noqa: ASYNC109 - one deadline, owned here
         return prompt_of(await self._ask("GET", "get_task_prompt", timeout))
 
     async def step(self, action: str, *, key: str, timeout: float) -> TextStep:  # noqa: ASYNC109 - as above
@@ -127,11 +129,13 @@ class HTTPEnvironment:
         try:
             async with (
                 asyncio.timeout(seconds),
-                connections.session().request(method, url, allow_redirects=False, **request) as response,
+                connections.session().request(
+                    method, url, allow_redirects=False, proxy=connections.proxies.of(str(url)), **request
+                ) as response,
             ):
                 if key and response.headers.get(KEY_HEADER) == key:
                     connections.honour_keys.add(server)
-                data = await _body(response)
+                data = await body_of(response)
         except TimeoutError:
             fault = EnvironmentHung(f"{where}: no answer within {seconds:g} s")
         except ValueError as error:  # an address or a key that no request can carry
@@ -166,7 +170,8 @@ def _answer(status: int, said: str) -> str:
     )
 
 
-async def _body(response: aiohttp.ClientResponse) -> bytes:
+async def body_of(response: aiohttp.ClientResponse) -> bytes:
+    """Raises EnvironmentFault for a body of more than `MAX_ANSWER_BYTES`."""
     try:
         await response.content.readexactly(MAX_ANSWER_BYTES + 1)
     except asyncio.IncompleteReadError as whole:

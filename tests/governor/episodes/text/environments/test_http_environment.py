@@ -63,10 +63,10 @@ async def test_an_episode(server, lake):
     assert "Idempotency-Key" not in server.requests[0][2]
 
 
-async def test_names_are_kept_apart_in_the_address(server, connections):
-    odd = connections.environment(base_url=f"{server.url}/base/", env_name="a/b c", env_id="50%?x=1#é")
+async def test_only_slashes_of_a_name_are_parts_of_the_address(server, connections):
+    odd = connections.environment(base_url=f"{server.url}/base/", env_name="a/b c", env_id="50%/?x=1#é")
     await odd.get_task_prompt(timeout=SECONDS)
-    assert server.requests[0][1] == "/base/a%2Fb%20c/50%25%3Fx%3D1%23%C3%A9/get_task_prompt"
+    assert server.requests[0][1] == "/base/a/b%20c/50%25%2F%3Fx%3D1%23%C3%A9/get_task_prompt"
 
 
 @pytest.mark.parametrize("url", ["", "host:8000", "ftp://h", "http://"])

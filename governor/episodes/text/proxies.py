@@ -1,0 +1,55 @@
+"""Proxies that the environment names: HTTP_PROXY, HTTPS_PROXY and NO_PROXY, in small or capital letters.
+
+The HTTP clients read them by rules that differ from each other (ranges of addresses in NO_PROXY, ALL_PROXY for SOCKS), or
+with a thread and the file ~/.netrc for each request: here they are read once, by one rule.
+"""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import Self
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+
+class Proxies:
+    """`schemes`: the address of the proxy by the scheme of a URL. Hosts and ranges (CIDR) of NO_PROXY have none."""
+
+    def __init__(self, schemes: dict[str, str], ranges: tuple[IPv4Network | IPv6Network, ...] = ()) -> None:
+        self._schemes = schemes
+        self._ranges = ranges
+
+    @classmethod
+    def of_environment(cls) -> Self:
+        """As the variables are now. Proxies of other kinds than HTTP are left out."""
+        found = getproxies()
+        schemes = {}
+        for scheme in ("http", "https"):
+            text = found.get(scheme, "")
+            address = text if "://" in text else f"http://{text}"
+            if text and address.startswith(("http://", "https://")):
+                schemes[scheme] = address
+        ranges = (_range(item.strip()) for item in found.get("no", "").split(","))
+        return cls(schemes, tuple(one for one in ranges if one is not None))
+
+    def of(self, url: str) -> str | None:
+        """The proxy for a request to `url`."""
+        if not self._schemes:
+            return None
+        parts = urlsplit(url)
+        proxy, host = self._schemes.get(parts.scheme), parts.hostname or ""
+        return None if proxy is None or self._is_near(host) or proxy_bypass(host) else proxy
+
+    def _is_near(self, host: str) -> bool:
+        try:
+            address = ip_address(host)
+        except ValueError:
+            return False
+        return any(address in one for one in self._ranges)
+
+
+def _range(text: str) -> IPv4Network | IPv6Network | None:
+    try:
+        return ip_network(text, strict=False) if "/" in text else None
+    except ValueError:
+        return None
