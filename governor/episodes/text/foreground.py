@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -162,7 +161,7 @@ class _Environment:
         if callable(getattr(self._environment, "reset", None)):
             await self._call("reset", seed)
 
-    async def get_task_prompt(self, *, timeout: float) -> list[Message]:  # noqa: ARG002, ASYNC109  # rule 3
+    async def get_task_prompt(self, *, timeout: float) -> Any:  # noqa: ARG002, ASYNC109  # rule 3
         return prompt_of(await self._call("get_task_prompt"))
 
     async def step(self, action: str, *, key: str, timeout: float) -> TextStep:  # noqa: ARG002, ASYNC109  # rule 3
@@ -183,7 +182,7 @@ class _Environment:
             value = child.begun(self._environment, name, *arguments)
             if inspect.isawaitable(value):
                 value = await value
-            data = json.dumps(child.shaped(name, value), default=child.plain).encode()
+            data = child.encoded(child.shaped(name, value))
         except BaseException as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
@@ -232,7 +231,8 @@ class _Sessions:
             episode=episode,
         )
 
-    async def record_step(self, *, step_id: int, step_reward: float, **_: Any) -> None:
+    async def record_step(self, *, session: TextSession, step_id: int, step_reward: float, **_: Any) -> None:
+        session.total_reward += step_reward
         self._show.step(step_id, step_reward)
 
 

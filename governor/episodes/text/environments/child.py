@@ -68,11 +68,12 @@ def main() -> None:
                 try:
                     if environment is None:
                         environment = _make(*order)
-                        answer: Any = {"value": callable(getattr(environment, "reset", None))}
+                        answer: Any = callable(getattr(environment, "reset", None))
                     else:
-                        answer = {"value": call(environment, *order)}
+                        answer = call(environment, *order)
                     reported = _take_reported()
-                    data = json.dumps(answer | reported, default=plain).encode()
+                    sums = json.dumps(reported.get("reported", {})).encode()
+                    data = b'{"value": %s, "reported": %s}' % (encoded(answer), sums)
                 except BaseException as error:  # noqa: BLE001 - user code: whatever it raises is its fault, SystemExit too
                     reason = reason_of(error)
                     fault = {"fault": reason, "traceback": reason.traceback}
@@ -150,7 +151,7 @@ def make(made: Any, params: dict[str, Any], context: Context | None = None) -> A
 
 
 def call(environment: Any, name: str, *arguments: Any) -> Any:
-    """The result of its method, sync or async; of a step as a mapping. Raises what the method raises."""
+    """The result of its method, sync or async, `shaped`. Raises what the method raises."""
     return shaped(name, _finished(begun(environment, name, *arguments)))
 
 
@@ -162,12 +163,26 @@ def begun(environment: Any, name: str, *arguments: Any) -> Any:
 
 
 def shaped(name: str, value: Any) -> Any:
-    """The result of its method as `call` returns it."""
+    """The result of its method as `encoded` takes it. Raises ValueError for bytes that are no JSON."""
     if name == "reset":
         return None
-    if name == "step" and isinstance(value, tuple | list) and len(value) == len(STEP_NAMES):
+    if isinstance(value, bytes | bytearray | memoryview):
+        return json.loads(bytes(value))
+    if name == "step" and isinstance(value, tuple) and len(value) == len(STEP_NAMES):
         return dict(zip(STEP_NAMES, value, strict=True))
     return value
+
+
+def encoded(value: Any) -> bytes:
+    """JSON. An `info` that JSON cannot hold (keys that are no text, circles) becomes its text. Raises TypeError, ValueError and
+    RecursionError.
+    """
+    try:
+        return json.dumps(value, default=plain).encode()
+    except (TypeError, ValueError, RecursionError):
+        if not isinstance(value, dict) or "info" not in value:
+            raise
+        return json.dumps({**value, "info": repr(value["info"])}, default=plain).encode()
 
 
 def _finished(value: Any) -> Any:
@@ -190,7 +205,9 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 def plain(value: Any) -> Any:
-    """Converts values that JSON does not know: numpy's and torch's to Python's, the rest to text."""
+    """Converts values that JSON does not know: numpy's, torch's and pydantic's to Python's, the rest to text."""
+    if callable(getattr(value, "model_dump", None)):
+        return value.model_dump(mode="json")
     if hasattr(value, "tolist"):
         return value.tolist()
     return list(value) if isinstance(value, set | frozenset) else repr(value)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Protocol
 
+from governor.episodes.text.environments.child import STEP_NAMES
 from governor.episodes.text.http_retries import brief
 from governor.errors import ConductorError
 from governor.failures import one_line
@@ -24,19 +25,21 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TextStep:
-    """The result of a step; `reward` is a finite float."""
+    """The result of a step; `reward` is a finite float, `info` as the environment gave it, which should be a mapping."""
 
     reward: float
     terminated: bool
     truncated: bool
-    info: dict[str, Any]
+    info: Any
 
 
 class TextEnvironment(Protocol):
     """For one episode at a time, one call at a time, without a batch axis. Each call raises EnvironmentFault."""
 
-    async def get_task_prompt(self, *, timeout: float) -> list[Message]:  # noqa: ASYNC109
-        """Chat messages; an empty list ends the episode. `timeout`: seconds for an attempt."""
+    async def get_task_prompt(self, *, timeout: float) -> Any:  # noqa: ASYNC109
+        """Chat messages, a list; an empty list ends the episode, and so does any other value outside of a run. `timeout`: seconds for an
+        attempt.
+        """
 
     async def step(self, action: str, *, key: str, timeout: float) -> TextStep:  # noqa: ASYNC109
         """Takes the action, a text, once. `key` is unique for the session and the step. `timeout`: seconds for an attempt."""
@@ -83,51 +86,56 @@ def decoded(data: bytes, *, where: str) -> Any:
     return value
 
 
-def prompt_of(value: Any) -> list[Message]:
-    """`value` as chat messages. Raises EnvironmentFault."""
-    if not isinstance(value, list):
-        raise EnvironmentFault(f"get_task_prompt: {_shown(value)} is no list of messages")
-    for number, message in enumerate(value):
+def prompt_of(value: Any) -> Any:
+    """`value`, whose messages are checked if it is a list. Raises EnvironmentFault."""
+    for number, message in enumerate(value if isinstance(value, list) else ()):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise EnvironmentFault(
-                f"get_task_prompt: message {number}, {_shown(message)}, is no mapping with a role and content"
+                f"get_task_prompt: message {number}, {shown(message)}, is no mapping with a role and content"
             )
         if not isinstance(message.get("content"), str | list | None):
             raise EnvironmentFault(
-                f"get_task_prompt: the content of message {number} is {_shown(message['content'])}, not text"
+                f"get_task_prompt: the content of message {number} is {shown(message['content'])}, not text"
             )
     return value
 
 
 def step_of(value: Any) -> TextStep:
-    """`value` as the answer to a step; a missing `info` is an empty one. Raises EnvironmentFault."""
-    if not isinstance(value, dict):
+    """`value` as the answer to a step: a mapping with some of `STEP_NAMES`, or all four in a list. What is missing or null counts as
+    0.0, false and {}; `info` may be anything. Raises EnvironmentFault.
+    """
+    if isinstance(value, list) and len(value) == len(STEP_NAMES):
+        value = dict(zip(STEP_NAMES, value, strict=True))
+    if not isinstance(value, dict) or not any(name in value for name in STEP_NAMES):
         raise EnvironmentFault(
-            f"step: {_shown(value)} is no mapping with reward, terminated, truncated and info"
+            f"step: {shown(value)} is no mapping with reward, terminated, truncated and info"
         )
-    missing = [name for name in ("reward", "terminated", "truncated") if name not in value]
-    if missing:
-        raise EnvironmentFault(f"step: the answer has no {', '.join(missing)}")
-    for name in ("terminated", "truncated"):
-        if not isinstance(value[name], bool):
-            raise EnvironmentFault(f"step: {name} is {_shown(value[name])}, neither true nor false")
     info = value.get("info")
-    if not isinstance(info, dict | None):
-        raise EnvironmentFault(f"step: info is {_shown(info)}, no mapping")
-    return TextStep(_reward(value["reward"]), value["terminated"], value["truncated"], info or {})
+    return TextStep(
+        _reward(value.get("reward")),
+        _flag("terminated", value.get("terminated")),
+        _flag("truncated", value.get("truncated")),
+        {} if info is None else info,
+    )
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool | int | float | None):  # a text "false" would be true
+        raise EnvironmentFault(f"step: {name} is {shown(value)}, neither true nor false")
+    return bool(value)
 
 
 def _reward(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise EnvironmentFault(f"step: the reward is {_shown(value)}, not a number")
     try:
-        reward = float(value)
+        reward = float(value or 0.0)
     except OverflowError:
         reward = float("inf")
+    except (TypeError, ValueError):
+        raise EnvironmentFault(f"step: the reward is {shown(value)}, not a number") from None
     if not isfinite(reward):
         raise EnvironmentFault(f"step: the reward is {reward}")
     return reward
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     return brief(repr(value), 80)

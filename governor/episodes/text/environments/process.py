@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from governor.episodes.context import Context
-    from governor.episodes.text.environments.environment import Message, TextStep
+    from governor.episodes.text.environments.environment import TextStep
 
 GRACE: Final = kill_ladder.GracePeriods(ask=2.0, terminate=0.5, kill=5.0)
 """Seconds for the environment's own `close`, for SIGTERM, and until every process must be gone."""
@@ -132,7 +132,7 @@ class TextProcess:
         if self.has_reset:
             await self._call(pickle.dumps(("reset", seed)), "reset", timeout)
 
-    async def get_task_prompt(self, *, timeout: float) -> list[Message]:  # noqa: ASYNC109 - one deadline, owned here
+    async def get_task_prompt(self, *, timeout: float) -> Any:  # noqa: ASYNC109 - one deadline, owned here
         return prompt_of(await self._call(pickle.dumps(("get_task_prompt",)), "get_task_prompt", timeout))
 
     async def step(self, action: str, *, key: str = "", timeout: float) -> TextStep:  # noqa: ARG002, ASYNC109 - a pipe sends once

@@ -20,23 +20,38 @@ def test_a_step():
     assert isinstance(step_of(GOOD).reward, float)
     assert step_of({**GOOD, "info": None}).info == {}
     assert step_of({name: GOOD[name] for name in ("reward", "terminated", "truncated")}).info == {}
+    assert step_of([1, False, True, {"a": [1]}]) == step_of(GOOD)
+
+
+@pytest.mark.parametrize(
+    ("value", "step"),
+    [
+        ({"reward": 0.5}, (0.5, False, False, {})),
+        ({"terminated": True}, (0.0, True, False, {})),
+        ({"reward": None, "terminated": None, "truncated": 1}, (0.0, False, True, {})),
+        ({"reward": "1.5", "terminated": 0}, (1.5, False, False, {})),
+        ({"reward": True, "info": "done"}, (1.0, False, False, "done")),
+        ({"info": []}, (0.0, False, False, [])),
+    ],
+)
+def test_what_is_missing_or_null_is_zero_and_false_and_info_is_anything(value, step):
+    assert step_of(value) == TextStep(*step)
 
 
 @pytest.mark.parametrize(
     ("value", "said"),
     [
         (None, "None is no mapping"),
-        ([1.0, False, False, {}], "is no mapping"),
-        ({}, "no reward, terminated, truncated"),
+        ([1.0, False, False], "is no mapping"),
+        ({}, "{} is no mapping"),
+        ({"detail": "no such environment"}, "is no mapping with reward"),
         ({**GOOD, "reward": float("nan")}, "the reward is nan"),
         ({**GOOD, "reward": float("-inf")}, "the reward is -inf"),
         ({**GOOD, "reward": 10**400}, "the reward is inf"),
-        ({**GOOD, "reward": True}, "the reward is True, not a number"),
-        ({**GOOD, "reward": "1"}, "the reward is '1', not a number"),
-        ({**GOOD, "reward": None}, "the reward is None, not a number"),
-        ({**GOOD, "terminated": 0}, "terminated is 0, neither"),
+        ({**GOOD, "reward": "much"}, "the reward is 'much', not a number"),
+        ({**GOOD, "reward": {"a": 1}}, "the reward is {'a': 1}, not a number"),
+        ({**GOOD, "terminated": [False]}, "terminated is \\[False\\], neither"),
         ({**GOOD, "truncated": "no"}, "truncated is 'no', neither"),
-        ({**GOOD, "info": []}, "info is \\[\\], no mapping"),
     ],
 )
 def test_no_step(value, said):
@@ -55,9 +70,6 @@ def test_a_prompt():
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (None, "None is no list of messages"),
-        ({"role": "user", "content": "go"}, "is no list of messages"),
-        ("go", "'go' is no list"),
         (["go"], "message 0, 'go', is no mapping with a role"),
         ([{"role": "user", "content": "go"}, {"content": "go"}], "message 1"),
         ([{"role": 1, "content": "go"}], "message 0"),

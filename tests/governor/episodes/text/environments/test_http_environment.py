@@ -169,12 +169,12 @@ async def test_a_refusal_or_nonsense_is_final_at_once(server, lake, trouble, sai
 
 async def test_values_of_the_wrong_shape(server, lake):
     server.then(
-        {"role": "user"}, ["go"], b'{"reward": NaN, "terminated": false, "truncated": false}', {"reward": 1}
+        [{"content": 1}], ["go"], b'{"reward": NaN, "terminated": false, "truncated": false}', {"detail": 1}
     )
-    for said in ("no list of messages", "no mapping with a role"):
-        with pytest.raises(EnvironmentFault, match=said):
+    for _ in range(2):
+        with pytest.raises(EnvironmentFault, match="no mapping with a role"):
             await lake.get_task_prompt(timeout=SECONDS)
-    for said in ("the reward is nan", "no terminated, truncated"):
+    for said in ("the reward is nan", "no mapping with reward"):
         with pytest.raises(EnvironmentFault, match=said):
             await lake.step("a", key="k", timeout=SECONDS)
     server.then([])
