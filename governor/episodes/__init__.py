@@ -13,17 +13,28 @@ from governor.episodes.transition import Transition
 
 if TYPE_CHECKING:
     from governor.episodes.text.actor_pool import ActorHandle, ActorPool, http_endpoints, process_endpoints
-    from governor.episodes.text.base_urls import SessionSuffixBaseURLProvider, StaticBaseURLProvider
-    from governor.episodes.text.episode_handler import EpisodeHandler
+    from governor.episodes.text.base_urls import (
+        BaseURLProvider,
+        SessionSuffixBaseURLProvider,
+        StaticBaseURLProvider,
+    )
+    from governor.episodes.text.episode_handler import EpisodeHandler, NullEpisodeHandler
+    from governor.episodes.text.http_client import HttpClient
     from governor.episodes.text.interactor import Interactor
-    from governor.episodes.text.sessions import DataManager
+    from governor.episodes.text.llm import LLM
+    from governor.episodes.text.sessions import DataManager, SessionContext
 
 _HOMES: Final = {
     "ActorHandle": "text.actor_pool",
     "ActorPool": "text.actor_pool",
+    "BaseURLProvider": "text.base_urls",
     "DataManager": "text.sessions",
     "EpisodeHandler": "text.episode_handler",
+    "HttpClient": "text.http_client",
     "Interactor": "text.interactor",
+    "LLM": "text.llm",
+    "NullEpisodeHandler": "text.episode_handler",
+    "SessionContext": "text.sessions",
     "SessionSuffixBaseURLProvider": "text.base_urls",
     "StaticBaseURLProvider": "text.base_urls",
     "http_endpoints": "text.actor_pool",
@@ -31,11 +42,16 @@ _HOMES: Final = {
 }
 
 __all__ = [
+    "LLM",
     "ActorHandle",
     "ActorPool",
+    "BaseURLProvider",
     "DataManager",
     "EpisodeHandler",
+    "HttpClient",
     "Interactor",
+    "NullEpisodeHandler",
+    "SessionContext",
     "SessionSuffixBaseURLProvider",
     "StaticBaseURLProvider",
     "Transition",

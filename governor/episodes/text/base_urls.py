@@ -16,6 +16,7 @@ class BaseURLProvider(Protocol):
 
     def get_base_url(self, session: Any) -> str:
         """For example ``http://host:8000/v1``; ``/chat/completions`` is appended."""
+        raise NotImplementedError
 
 
 class StaticBaseURLProvider:
@@ -29,20 +30,20 @@ class StaticBaseURLProvider:
 
 
 class SessionSuffixBaseURLProvider:
-    """``<base URL>/<session id>``: `session` has an `id` (or `session_id`). Raises UsageError for bad addresses."""
+    """``<root>/<session id>``: `session` has a `session_id` (or `id`). Raises UsageError for bad addresses."""
 
-    def __init__(self, base_url: str) -> None:
-        self.base_url = checked(base_url)
+    def __init__(self, base_url_root: str) -> None:
+        self.base_url_root = checked(base_url_root)
 
-    def get_base_url(self, session: Any) -> str:
+    def get_base_url(self, session: Any = None) -> str:
         if not (name := session_id(session)):
             raise UsageError(f"SessionSuffixBaseURLProvider needs a session with an id, not {session!r}")
-        return f"{self.base_url}/{quote(name, safe='')}"
+        return f"{self.base_url_root}/{quote(name, safe='')}"
 
 
 def session_id(session: Any) -> str | None:
     """The data manager's own id of the session, if it has one."""
-    found = getattr(session, "id", None) or getattr(session, "session_id", None)
+    found = getattr(session, "session_id", None) or getattr(session, "id", None)
     return None if found is None else str(found)
 
 

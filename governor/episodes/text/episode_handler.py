@@ -2,7 +2,8 @@
 
 Rules:
 1. A hook may be sync or async; a sync one runs in a thread of its own, never in the event loop's.
-2. A hook that raises, or returns no list, fails only the episode that it was called for.
+2. A `handle` that raises fails only the episode that it was called for; an `on_episode_end` that raises is logged, and the
+   reward stands. A prompt that is no list ends the episode.
 """
 
 from __future__ import annotations
@@ -17,10 +18,16 @@ class EpisodeHandler:
     """A base class; any object with one or both of the two methods may be used, and either may be plain `def`."""
 
     async def handle(self, env_name: str, env_id: str, step: int, prompt: list[Message]) -> list[Message]:  # noqa: ARG002
-        """The prompt to use instead, a list of chat messages. `step` counts from 1; the prompt is trimmed afterwards."""
+        """The prompt to use instead, a list of chat messages; `prompt` is whatever the environment gave. `step` counts from 1; the prompt
+        is trimmed afterwards.
+        """
         return prompt
 
     async def on_episode_end(
         self, *, env_name: str, env_id: str, total_reward: float, info: dict[str, Any] | None
     ) -> None:
-        """Called at every end of an episode. `total_reward` is the undiscounted sum so far, `info` that of the last step or None."""
+        """Called at every end of an episode. `total_reward` is that of the session so far, `info` that of the last step if it is a mapping, or None."""
+
+
+class NullEpisodeHandler(EpisodeHandler):
+    """Changes no prompt, and does nothing at the end; the default of an Interactor."""

@@ -35,14 +35,18 @@ class Retry(Exception):
 
 
 class Retries:
-    """At most `most` retries, the first after `backoff` seconds; the pause doubles, and up to a quarter is added at random."""
+    """At most `most` retries, the first after `backoff` seconds; the pause doubles, up to `longest`, and up to `spread` times as much
+    is added at random.
+    """
 
-    def __init__(self, most: int, backoff: float) -> None:
+    def __init__(
+        self, most: int, backoff: float, *, longest: float = LONGEST_PAUSE, spread: float = 0.25
+    ) -> None:
         """Raises UsageError for invalid values."""
         if most < 0 or not backoff >= 0:
             raise UsageError(f"retries {most}, backoff {backoff}: neither may be negative")
         self.most = most
-        self._backoff = Backoff(backoff, longest=LONGEST_PAUSE, spread=0.25)
+        self._backoff = Backoff(backoff, longest=longest, spread=spread)
 
     async def run(self, attempt: Callable[[int], Awaitable[T]]) -> T:
         """The result of `attempt`, which gets its number, from 0. Raises its last Retry, or any other error at once."""

@@ -51,21 +51,38 @@ SCHEMA: Final = pa.schema(
 _NO_ROWS: Final = pa.RecordBatch.from_pylist([], schema=SCHEMA)
 
 
-@dataclass(slots=True, kw_only=True)
-class TextSession:
-    """One episode of one environment. `total_reward` is the undiscounted sum of the recorded rewards."""
+@dataclass(slots=True)
+class SessionContext:
+    """One episode of one environment, as a data manager keeps it. `total_reward` is the undiscounted sum of the recorded rewards;
+    `start_time` is in seconds.
+    """
 
-    env_name: str
+    session_id: str
     env_id: str
-    group_id: str | None
+    env_name: str
     llm_model: str | None
+    group_id: str | None = ""
+    job_id: str = ""
+    total_reward: float = 0.0
+    start_time: float = 0.0
+    message_history: list[dict[str, Any]] = field(default_factory=list)
+    is_session_completed: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class TextSession(SessionContext):
+    """Of a `DataManager`."""
+
+    session_id: str = field(default_factory=lambda: uuid4().hex)
     started: int
     """Microseconds since 1970; sessions are read in this order."""
     episode: int | None = None
     """Its number in the phase of a run."""
-    id: str = field(default_factory=lambda: uuid4().hex)
-    total_reward: float = 0.0
     steps: int = 0
+
+    @property
+    def id(self) -> str:
+        return self.session_id
 
 
 class DataManager:
@@ -97,7 +114,7 @@ class DataManager:
             llm_model=None if llm_model is None else _text(llm_model),
             started=started,
             episode=episode,
-            id=f"{self._prefix}{started:016x}",
+            session_id=f"{self._prefix}{started:016x}",
         )
 
     def made(self, session: str) -> bool:
