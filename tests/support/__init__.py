@@ -11,7 +11,8 @@
   `second_node` another Ray node. `conductor_specs` what a conductor gets at its start.
 * Episodes: `in_process_commands` commands and results; `recorded_steps` steps, written and read; `stand_in_torch` torch over numpy.
 * `language_models/`: `text_servers` HTTP servers with faults; `text_world` one for whole games; `text_stage` interactors on it;
-  `text_phases` phases with a model; `pool_world` an actor pool; `recorded_sessions` sessions of a model.
+  `text_phases` phases with a model; `pool_world` an actor pool; `recorded_sessions` sessions of a model;
+  `users_of_aievobox` what its users bring.
 * Operating system: `living` whether a process is alive; `delegated_cgroup`; `full_disk`; `turns` how long the event loop is blocked.
 * `user_code/`: environments and experiments that other processes import too, by their full names.
 """

@@ -6,7 +6,7 @@ Rules:
 2. Each step is requested once, with a key of its own; it is recorded before the next prompt.
 3. The step of an answer that was cut off, and of an episode at its `max_steps`, is recorded like any other.
 4. A user's object with plain `get_task_prompt()` and `step(action)` is played in a process of its own for that one episode,
-   because a hang in this process could not be ended.
+   because a hang in this process could not be ended; one that cannot be sent there, in a thread.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from governor.episodes.context import reports
 from governor.episodes.info import InfoFigures, columns_of, reader_of
 from governor.episodes.text.base_urls import session_id
 from governor.episodes.text.environments import user_calls
-from governor.episodes.text.environments.environment import EnvironmentFault, TextStep
-from governor.episodes.text.environments.process import TextProcess
+from governor.episodes.text.environments.environment import EnvironmentFault, TextStep, shown
+from governor.episodes.text.environments.process import NotSendable, TextProcess
+from governor.episodes.text.session_log import total_reward_of
 from governor.errors import UsageError
 from governor.failures import Reason, reason_of
 from governor.output.attribution import attributed
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from governor.episodes.text.chat_model import Answer
     from governor.episodes.text.environments.environment import Message, TextEnvironment
     from governor.episodes.text.environments.http_environment import HTTPEnvironments
+    from governor.episodes.text.environments.thread import ThreadEnvironments
     from governor.episodes.text.session_log import SessionLog
     from governor.messages import EpisodeOutcome
 
@@ -60,7 +62,9 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeContext:
-    """What all episodes of an Interactor share. Times are in seconds; `timeout` is the deadline of a whole episode."""
+    """What all episodes of an Interactor share. Times are in seconds; `timeout` is the deadline of a whole episode. So many
+    characters of each answer, `preview`, go to the log at debug level.
+    """
 
     max_steps: int
     message_cut: int
@@ -71,13 +75,16 @@ class EpisodeContext:
     handler: Any
     sessions: SessionLog
     connections: HTTPEnvironments
+    threads: ThreadEnvironments
+    preview: int = 0
     info: Wanted = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
 class TextEpisodeRecord:
-    """How one episode ended. `session_id` is unique, and the data manager's own where it has one. `total_reward` is the undiscounted sum so far, also if `result` is NaN; `steps` counts the
-    environment's steps; `seconds` run from the lease to the end. `metrics`: figures of `info`, and of what the environment reports.
+    """How one episode ended. `session_id` is unique, and the data manager's own where it has one. `total_reward` is that of the data
+    manager's session where it has one, else the undiscounted sum so far, also if `result` is NaN; `steps` counts the environment's steps;
+    `seconds` run from the lease to the end. `metrics`: figures of `info`, and of what the environment reports.
     """
 
     env_name: str
@@ -169,26 +176,24 @@ class TextEpisode:
             record.outcome, record.reason = "failed", reason_of(error).within(where)
 
     async def finish(self) -> None:
-        """Releases and records, in bounded time. A fault of a hook or of the data manager fails an episode that was terminated or
-        truncated.
-        """
+        """Releases and records, in bounded time. A fault of the data manager fails an episode that was terminated or truncated."""
         environment, record = self._environment, self.record
         if isinstance(environment, TextProcess):
             record.metrics = record.metrics | environment.take_reported()
         if environment is not None and environment is not self.actor.local_env:
             await bounded("environment", environment.aclose())
         if self._has_session:
+            total = total_reward_of(self._session)
+            record.total_reward = record.total_reward if total is None else total
             names = {"env_name": record.env_name, "env_id": record.env_id}
             told = {"total_reward": record.total_reward, "info": self._info}
-            self._fail(await bounded("handler", self._hook("on_episode_end", None, **names, **told)))
+            await bounded("handler", self._hook("on_episode_end", None, **names, **told))
             sessions = self._context.sessions
             ending = sessions.end_session(self._session, outcome=record.outcome, reason=record.reason)
-            self._fail(await bounded("data manager", ending))
+            fault = await bounded("data manager", ending)
+            if fault and record.outcome in ENDED_WELL:
+                record.outcome, record.reason = "failed", fault
         record.seconds = perf_counter() - self._began
-
-    def _fail(self, fault: str) -> None:
-        if fault and self.record.outcome in ENDED_WELL:
-            self.record.outcome, self.record.reason = "failed", fault
 
     async def _hook(self, name: str, default: Any, *args: Any, **named: Any) -> Any:
         """What the user's hook returns; `default` without one."""
@@ -210,10 +215,14 @@ class TextEpisode:
             await self._called(reset, seed=seed, timeout=context.environment_timeout)
         for number in range(1, context.max_steps + 1):
             prompt = await self._prompt(environment, number)
+            if not isinstance(prompt, list):
+                return "terminated", f"the prompt is {shown(prompt)}, no list of messages"
             if not prompt:
                 return "terminated", "the prompt was empty"
             self._at = "model"
             answer = await context.chat_model.answer(prompt, session=self._session)
+            if context.preview:
+                self._log_answer(number, answer)
             if answer.finish_reason == CUT_OFF:
                 await self._record(number, prompt, answer, step=TextStep(0.0, True, True, {}))
                 return "truncated", "the answer was cut off"
@@ -239,7 +248,12 @@ class TextEpisode:
                 if isinstance(environment, TextProcess) and actor.episode is not None:
                     await environment.begin(**self._fields())
                 return environment
-            return await TextProcess.started(local, timeout=START_SECONDS)
+            try:
+                return await TextProcess.started(local, timeout=START_SECONDS)
+            except NotSendable:
+                if isinstance(local, type) or step is None:
+                    raise
+                return self._context.threads.environment(local)
         if actor.transport != "http" or not actor.base_url:
             raise UsageError(
                 f"the actor has no environment: transport {actor.transport!r}, base_url {actor.base_url!r}"
@@ -254,13 +268,21 @@ class TextEpisode:
         self._in_call = ""
         return value
 
-    async def _prompt(self, environment: TextEnvironment, number: int) -> list[Message]:
+    def _log_answer(self, number: int, answer: Answer) -> None:
+        text = answer.text[: self._context.preview]
+        reason = answer.finish_reason
+        log.debug("episode.answer", episode=self.record.key, step=number, text=text, finish_reason=reason)
+
+    async def _prompt(self, environment: TextEnvironment, number: int) -> Any:
+        """Raises EnvironmentFault in a run, whose environment must return a list."""
         context = self._context
         prompt = await self._called(environment.get_task_prompt, timeout=context.environment_timeout)
         self._at = "handler"
         prompt = await self._hook("handle", prompt, self.actor.env_name, self.actor.env_id, number, prompt)
         if not isinstance(prompt, list):
-            raise TypeError(f"the prompt is a {type(prompt).__name__}, not a list of messages")
+            if self.actor.episode is not None:
+                raise EnvironmentFault(f"get_task_prompt: {shown(prompt)} is no list of messages")
+            return prompt
         return trim(prompt, context.message_cut)
 
     async def _step(self, environment: TextEnvironment, number: int, action: str) -> TextStep:
@@ -269,10 +291,10 @@ class TextEpisode:
         step: TextStep = await self._called(environment.step, action, key=key, timeout=timeout)
         if not math.isfinite(step.reward):
             raise EnvironmentFault(f"step: the reward is {step.reward}")
-        self.record.steps, self._info = number, step.info
+        self.record.steps, self._info = number, step.info if isinstance(step.info, dict) else None
         self.record.total_reward += step.reward
         if self._read is not None:
-            self._figures.add(self._read(step.info))
+            self._figures.add(self._read(self._info or {}))
             self.record.metrics = self._figures.figures()
         return step
 

@@ -154,6 +154,7 @@ class TextPhase:
                 message_cut=settings.message_cut,
                 env_http_timeout_s=server.timeout if over_http else command.episode_timeout or CALL_SECONDS,
                 http_retries=server.retries,
+                log_actions_preview_chars=0,
                 episode_timeout=command.episode_timeout or EPISODE_SECONDS,
                 chat_model=model,
                 on_record=ended,

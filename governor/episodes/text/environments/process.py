@@ -19,6 +19,7 @@ import subprocess
 import sys
 from functools import partial
 from multiprocessing import spawn
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from governor.episodes.context import reports
@@ -50,6 +51,10 @@ GRACE: Final = kill_ladder.GracePeriods(ask=2.0, terminate=0.5, kill=5.0)
 """Seconds for the environment's own `close`, for SIGTERM, and until every process must be gone."""
 MAX_ANSWER_BYTES: Final = 1 << 26
 """Bytes."""
+
+
+class NotSendable(EnvironmentFault):
+    """It cannot be pickled, or no other process can load it."""
 
 
 class TextProcess:
@@ -269,12 +274,18 @@ def _pickled_order(name: str, made: Any, params: dict[str, Any], context: Contex
     try:
         pickled = pickle.dumps((made, params))
     except Exception as error:
-        raise EnvironmentFault(
+        raise NotSendable(
             f"{name} cannot be sent to a process of its own: {one_line(error)}; name it as 'module:Class'"
         ) from error
     # Only a class of the user's script needs that script; as with multiprocessing, it is run again, as __mp_main__.
     of_script = spawn.get_preparation_data(name) if b"__main__" in pickled else {}
     main = {key: value for key, value in of_script.items() if key.startswith("init_main")}
+    in_main = "__main__" in {getattr(made, "__module__", ""), type(made).__module__}
+    in_file = "init_main_from_name" in main or Path(main.get("init_main_from_path", "")).is_file()
+    if in_main and not in_file:
+        raise NotSendable(
+            f"{name} cannot be sent to a process of its own: it is defined in no file; name it as 'module:Class'"
+        )
     return pickle.dumps((pickled, main, context, reports.phase))
 
 

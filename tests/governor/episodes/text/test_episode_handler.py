@@ -1,9 +1,9 @@
 """Hooks see every prompt and every end, and what they do wrong stays in their episode."""
 
-import math
 import threading
 
 import pytest
+from structlog.testing import capture_logs
 
 from governor.episodes.text.episode_handler import EpisodeHandler
 from tests.support.language_models.text_stage import SECONDS, text_stage
@@ -86,25 +86,28 @@ async def test_a_handler_that_raises_fails_that_episode_only(stage):
     assert ("walk", "1", 1.0, {"n": 1}) in handler.ended
 
 
-async def test_a_handler_that_raises_at_the_end_fails_that_episode_only(stage):
+async def test_a_handler_that_raises_at_the_end_is_logged_and_the_reward_stands(stage):
     class Raises(Remarks):
         def on_episode_end(self, *, env_name, env_id, total_reward, info):
             if env_id == "1":
                 raise ValueError("cannot end")
 
-    result, episodes = await stage.play("walk_1", "walk_2", episode_handler=Raises())
-    assert math.isnan(result["walk_1"])
-    assert result["walk_2"] == 3.0
-    assert without_place(episodes["walk_1"].reason) == "handler, after the end: ValueError: cannot end"
+    with capture_logs() as logged:
+        result, episodes = await stage.play("walk_1", "walk_2", episode_handler=Raises())
+    assert result == {"walk_1": 3.0, "walk_2": 3.0}
+    assert (episodes["walk_1"].outcome, episodes["walk_1"].reason) == ("terminated", "")
+    (line,) = (line for line in logged if line["event"] == "episode.end_failed")
+    assert (line["at"], without_place(line["reason"])) == ("handler", "ValueError: cannot end")
 
 
-async def test_a_handler_that_returns_no_prompt_fails_the_episode(stage):
+async def test_a_handler_that_returns_no_prompt_ends_the_episode(stage):
     class Forgets(Remarks):
         async def handle(self, env_name, env_id, step, prompt):
             prompt.append({})
 
-    _, episodes = await stage.play("walk_1", episode_handler=Forgets())
-    assert episodes["walk_1"].reason == "handler: TypeError: the prompt is a NoneType, not a list of messages"
+    result, episodes = await stage.play("walk_1", episode_handler=Forgets())
+    assert result == {"walk_1": 0.0}
+    assert episodes["walk_1"].reason == "the prompt is None, no list of messages"
 
 
 async def test_a_handler_that_hangs_is_ended_by_the_deadline(stage):

@@ -37,20 +37,14 @@ async def stage():
 
 def test_names_and_defaults_are_those_that_users_know():
     parameters = inspect.signature(Interactor).parameters
-    assert list(parameters)[:13] == [
+    assert list(parameters)[:15] == [
         "pool", "base_url_provider", "api_key", "model", "data_manager", "temperature", "max_steps", "message_cut",
-        "env_http_timeout_s", "max_workers", "http_retries", "http_retry_backoff_s", "episode_handler",
+        "env_http_timeout_s", "max_workers", "http_retries", "http_retry_backoff_s", "verbose",
+        "log_actions_preview_chars", "episode_handler",
     ]  # fmt: skip
-    assert [parameters[name].default for name in list(parameters)[5:13]] == [
-        0.3,
-        1000,
-        3,
-        30.0,
-        None,
-        2,
-        0.5,
-        None,
-    ]
+    assert [parameters[name].default for name in list(parameters)[5:15]] == [
+        0.3, 1000, 3, 30.0, None, 2, 0.5, True, 120, None,
+    ]  # fmt: skip
 
 
 async def test_the_result_has_the_total_reward_of_each_environment(stage):

@@ -24,6 +24,7 @@ async def test_a_data_manager_may_be_async(stage):
             return super().create_session(**named)
 
         async def record_step(self, *, session, weight_version, env_state, **step):
+            session.total_reward += step["step_reward"]
             self.rows.append((weight_version, env_state))
 
     notes = Async()

@@ -100,6 +100,30 @@ def test_a_class_of_the_users_script(tmp_path):
     assert (ended.stdout, ended.stderr) == ("{'said': 'hello'}\n", "")
 
 
+def test_what_is_defined_in_no_file_says_so():
+    code = """
+    import asyncio
+    from governor.episodes.text.environments.process import NotSendable, TextProcess
+
+    class World:
+        def get_task_prompt(self): return []
+        def step(self, action): return 1.0, True, False, {}
+
+    async def play():
+        for made in (World, World()):
+            try:
+                await TextProcess.started(made, timeout=20)
+            except NotSendable as fault:
+                print(fault.reason.partition(": ")[2])
+
+    asyncio.run(play())
+    """
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[5])}
+    for arguments, text in ((["-c", textwrap.dedent(code)], None), (["-"], textwrap.dedent(code))):
+        said = subprocess.check_output([sys.executable, *arguments], env=environ, text=True, input=text)
+        assert said == "it is defined in no file; name it as 'module:Class'\n" * 2
+
+
 async def test_what_cannot_be_sent_says_so(start):
     with pytest.raises(EnvironmentFault, match="name it as 'module:Class'"):
         await start(lambda: None)
