@@ -10,7 +10,8 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+import inspect
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -23,7 +24,7 @@ from governor.tasks.trinity.finalization import Finalization
 from governor.tasks.trinity.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from governor.tasks.api import BatchId, SchedulerConfig, Task
@@ -33,6 +34,18 @@ if TYPE_CHECKING:
     from governor.tasks.trinity.pipeline import Pipeline
 
 log = logs.get_logger()
+
+
+@contextmanager
+def _signatures_kept(cls: type) -> Iterator[None]:
+    """``ray.remote`` gives the class's own functions another parameter, which stays for whoever calls them without an actor."""
+    functions = [inspect.unwrap(function) for _, function in inspect.getmembers(cls, inspect.isfunction)]
+    before = [(function, vars(function).copy()) for function in functions]
+    try:
+        yield
+    finally:
+        for function, attributes in before:
+            function.__dict__ = attributes
 
 
 class RolloutCoordinator:
@@ -129,7 +142,8 @@ class RolloutCoordinator:
         """
         import ray  # noqa: PLC0415  # the caller has it
 
-        actor = ray.remote(cls).options(num_cpus=0, max_concurrency=1000)
+        with _signatures_kept(cls):
+            actor = ray.remote(cls).options(num_cpus=0, max_concurrency=1000)
         return actor.remote(config, rollout_model, auxiliary_models, pipeline, folder)
 
     # -- batches --------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from dataclasses import replace
 
 import pytest
@@ -192,6 +193,8 @@ async def test_get_actor_by_position_with_a_pipeline_that_is_an_object(harness):
         await within(20, actor.finalize_train_batch.remote(1))
     await within(20, actor.shutdown.remote())
     ray.kill(actor)
+    arguments = inspect.signature(RolloutCoordinator.finalize_train_batch).parameters
+    assert list(arguments) == ["self", "batch_id", "timeout"], "without what Ray adds for actors"
 
 
 async def taken(payloads):
