@@ -6,7 +6,9 @@ it. So an experiment has failed here when AgentLab will run it again; those that
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from governor import logs
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 REPLACED: Final = "agentlab.experiments.graph_execution_ray"
 SHARED: Final = ("_episode_timeout", "get_elapsed_time", "poll_for_timeout", "run_exp")
 """Names of `governor.tasks` that it has as they are."""
+SUMMARY: Final = "summary_info.json"
+UNREADABLE: Final = f"{SUMMARY}.unreadable"
 
 log = logs.get_logger()
 
@@ -59,15 +63,30 @@ def execute_task_graph(exp_args_list: Sequence[Any], avg_step_timeout: float = 6
 def _as_in_its_folder(experiment: Any, result: Any) -> Any:
     """The result, or a TaskFailed if AgentLab's `find_incomplete` does not take the experiment for done."""
     folder = getattr(experiment, "exp_dir", None)
-    if folder is None or isinstance(result, TaskFailed):
+    if folder is None or getattr(
+        experiment, "is_dummy", False
+    ):  # of an earlier launch; it has done nothing in this one
         return result
+    error = _fault_of(Path(folder))
+    if not error or isinstance(result, TaskFailed):
+        return result
+    name = str(experiment.exp_id)
+    return TaskFailed(TaskRecord(task=name, run=0, outcome="failed", attempts=1, error=error))
+
+
+def _fault_of(folder: Path) -> str:
+    """Why an experiment is not done, or nothing. A summary that cannot be parsed, as where its writer was killed or the disk
+    was full, is renamed: AgentLab's reports and `find_incomplete` would end with an error at it, for all of the study.
+    """
     from agentlab.experiments.loop import ExpResult  # noqa: PLC0415  # whoever has such experiments has it
 
     written = ExpResult(folder)
-    if written.status == "done":
-        return result
-    error = "its summary_info.json says neither terminated nor truncated"
-    if written.status == "error":
-        error = ray_tasks.parse_and_truncate_error(str(written.summary_info["err_msg"]))
-    name = str(experiment.exp_id)
-    return TaskFailed(TaskRecord(task=name, run=0, outcome="failed", attempts=1, error=error))
+    try:
+        status = written.status
+    except ValueError as error:
+        with suppress(OSError):
+            (folder / SUMMARY).rename(folder / UNREADABLE)
+        return f"its {SUMMARY} is half written, and was renamed {UNREADABLE}: {error}"
+    if status == "error":
+        return ray_tasks.parse_and_truncate_error(str(written.summary_info["err_msg"]))
+    return "" if status == "done" else f"its {SUMMARY} says neither terminated nor truncated"

@@ -16,8 +16,8 @@ ONCE = Path(os.environ.get("ONCE", "."))
 
 
 class Env(gym.Env):
-    def __init__(self, task):
-        self.task, self.steps = task, 0
+    def __init__(self, task, folder):
+        self.task, self.steps, self.folder = task, 0, folder
 
     def reset(self, seed=None):
         with (ONCE / self.task).open("a") as file:
@@ -31,6 +31,9 @@ class Env(gym.Env):
                 case "errs":
                     raise ValueError("bad page")
                 case "dies":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                case "cut":
+                    (self.folder / "summary_info.json").write_text('{"n_steps": 3, "err')
                     os.kill(os.getpid(), signal.SIGKILL)
                 case "hangs":
                     time.sleep(600)
@@ -46,7 +49,7 @@ class EnvArgs(AbstractEnvArgs):
     max_steps: int = 3
 
     def make_env(self, action_mapping, exp_dir, **more):
-        return Env(self.task_name)
+        return Env(self.task_name, exp_dir)
 
 
 class Player(Agent):

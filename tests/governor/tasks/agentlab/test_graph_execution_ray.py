@@ -15,7 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 import governor.tasks
-from governor.messages import OutputLine
+from governor.messages import OutputLine, TaskRecord
 from governor.tasks import TaskFailed, script_output
 from governor.tasks.agentlab import ray_tasks, use
 from governor.tasks.agentlab.session import GraphSession
@@ -87,6 +87,44 @@ def test_an_experiment_that_is_to_be_run_again_has_failed_and_others_have_run_af
     assert "neither terminated nor truncated" in str(found["stops"])
     told = [line["experiment"] for line in logs if line["event"] == "experiment.failed"]
     assert told == ["player_on_errs", "stops"]
+
+
+def test_of_what_is_not_run_again_nothing_is_told(stand_in, monkeypatch, tmp_path):
+    """`find_incomplete(include_errors=False)` hides experiments with errors behind a `run` that does nothing."""
+    use()
+    stand_in.statuses["errs"] = ("error", "bad page")
+    monkeypatch.setattr(ray_tasks, "execute_task_graph", lambda experiments, _: {"errs": None})
+    hidden = SimpleNamespace(exp_id="errs", exp_dir=tmp_path / "errs", is_dummy=True)
+    with capture_logs() as logs:
+        assert stand_in.execute_task_graph([hidden]) == {"errs": None}
+    assert logs == []
+
+
+def test_a_half_written_summary_costs_no_results(stand_in, monkeypatch, tmp_path):
+    use()
+
+    class ExpResult:
+        def __init__(self, folder):
+            self.folder = folder
+
+        @property
+        def status(self):
+            path = self.folder / "summary_info.json"
+            return json.loads(path.read_text()) if path.exists() else "incomplete"
+
+    monkeypatch.setattr(sys.modules["agentlab.experiments.loop"], "ExpResult", ExpResult)
+    results = {"done": 1, "full": TaskFailed(TaskRecord(task="full", run=0, outcome="timed_out")), "half": 2}
+    experiments = [SimpleNamespace(exp_id=name, exp_dir=tmp_path / name) for name in results]
+    for name, text in {"done": '"done"', "full": '{"n_steps": 3, "err', "half": '{"n_st'}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "summary_info.json").write_text(text)
+    monkeypatch.setattr(ray_tasks, "execute_task_graph", lambda *_: dict(results))
+    found = stand_in.execute_task_graph(experiments)
+    assert (found["done"], found["full"]) == (1, results["full"])
+    assert found["half"].outcome == "failed"
+    assert "half written, and was renamed summary_info.json.unreadable" in str(found["half"])
+    assert [ExpResult(tmp_path / name).status for name in results] == ["done", "incomplete", "incomplete"]
+    assert (tmp_path / "half" / "summary_info.json.unreadable").read_text() == '{"n_st'
 
 
 def test_prints_have_the_name_of_their_experiment(stand_in, monkeypatch):
@@ -161,7 +199,7 @@ from my_project import AGENT, benchmark
 
 use()
 study = Study([AGENT], benchmark(
-    plays=[], errs=[], dies=[], hangs=[], after_errs=["errs"], after_dies=["dies"]
+    plays=[], errs=[], dies=[], cut=[], hangs=[], after_errs=["errs"], after_dies=["dies"]
 ), avg_step_timeout=1)
 found = []
 for launch in (1, 2):
@@ -182,15 +220,24 @@ def test_a_study_finds_what_is_to_be_run_again_and_runs_it(play, tmp_path):
         "plays": "done",
         "errs": "error",
         "dies": "incomplete",
+        "cut": "incomplete",
         "hangs": "error",  # ended at its deadline, it has still written its summary
         "after_errs": "done",
         "after_dies": "incomplete",
     }
-    assert first_counts == [4, 2]
+    assert first_counts == [5, 2]
     assert counts == [0, 0]
     assert set(second.values()) == {"done"}
     episodes = {name: len((tmp_path / name).read_text().splitlines()) for name in first}
-    assert episodes == {"plays": 1, "errs": 2, "dies": 2, "hangs": 2, "after_errs": 1, "after_dies": 1}
+    assert episodes == {
+        "plays": 1,
+        "errs": 2,
+        "dies": 2,
+        "cut": 2,
+        "hangs": 2,
+        "after_errs": 1,
+        "after_dies": 1,
+    }
 
 
 TEST_RAY = """
