@@ -207,9 +207,9 @@ class Engine:
         """What has not ended of the batch ends as `cancelled`."""
         self._handle(Cancelled(time.monotonic(), batch, reason, gentle))
 
-    def is_active(self, batch: BatchId) -> bool:
-        """Whether it was submitted and has not ended."""
-        return batch in self._core.batches
+    def is_active(self, batch: BatchId | None = None) -> bool:
+        """Whether it was submitted and has not ended; None: whether there is any such."""
+        return bool(self._core.batches) if batch is None else batch in self._core.batches
 
     def pause(self, *, paused: bool) -> None:
         """Whether no further sub-task is dispatched; those on runners go on, and what else waits keeps its place."""

@@ -20,13 +20,7 @@ from governor import logs
 from governor.episodes.entries import call_in_loop
 from governor.errors import ConductorError
 from governor.tasks.cluster.joining import join, worker_id
-from governor.tasks.cluster.liveness import (
-    all_answer,
-    answers,
-    ended,
-    first_ended,
-    race,
-)
+from governor.tasks.cluster.liveness import all_answer, answers, ended, first_ended, race
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -213,8 +207,10 @@ class Cluster:
             try:
                 is_changed = await self.refresh()
             except Exception as error:  # noqa: BLE001  # Ray raises many types; it may answer again
-                log.warning("ray.request_failed", reason=f"{type(error).__name__}: {error}")
-                if isinstance(error, ConductorError):  # of `call`: it will not be open again
+                gone = isinstance(error, ConductorError)  # for good; scripts do that between their calls
+                tell = log.debug if gone and not engine.is_active() else log.warning
+                tell("ray.request_failed", reason=f"{type(error).__name__}: {error}")
+                if gone:
                     return
                 continue
             if is_changed:

@@ -7,6 +7,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import pytest_asyncio
@@ -119,7 +120,10 @@ async def test_ray_that_hangs_is_not_waited_for(monkeypatch):
     assert told == ["left"]
 
 
-async def test_a_connection_that_was_shut_down_is_said_once_and_followed_no_longer(monkeypatch):
+@pytest.mark.parametrize(("at_work", "level"), [(True, "warning"), (False, "debug")])
+async def test_a_connection_that_was_shut_down_is_said_once_and_followed_no_longer(
+    monkeypatch, at_work, level
+):
     monkeypatch.setattr("governor.tasks.cluster.cluster.REFRESH_SECONDS", 0.001)
     cluster = Cluster(address="", token_path=None, namespace="x")
     cluster._gone = asyncio.get_running_loop().create_future()
@@ -127,11 +131,11 @@ async def test_a_connection_that_was_shut_down_is_said_once_and_followed_no_long
     try:
         with capture_logs() as lines:
             async with asyncio.timeout(60):
-                await cluster.follow(None)
+                await cluster.follow(SimpleNamespace(is_active=lambda: at_work))
     finally:
         cluster._thread.shutdown()
     [line] = lines
-    assert line["event"] == "ray.request_failed"
+    assert (line["event"], line["log_level"]) == ("ray.request_failed", level)
     assert "was shut down in this process" in line["reason"]
 
 
