@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -71,9 +72,15 @@ def engines_of(config: SchedulerConfig | TrinityConfig | None) -> tuple[list[int
     return rollout, auxiliary
 
 
-def check_models(models: Sequence[Any]) -> None:
-    """Raises TypeError for one that cannot be sent to a runner."""
-    for model in models:
+def check_models(rollout: Sequence[Any], auxiliary: Sequence[Sequence[Any]]) -> None:
+    """Raises TypeError for a single model in place of a list of them, and for one that cannot be sent to a runner."""
+    named = {"rollout_model": rollout, "auxiliary_models": auxiliary}
+    named |= {f"auxiliary_models[{index}]": models for index, models in enumerate(auxiliary)}
+    for name, models in named.items():
+        if isinstance(models, str | bytes | Mapping):
+            what = "a list of lists of models" if models is auxiliary else "a list of models"
+            raise TypeError(f"{name} must be {what}, not {type(models).__name__}: {models!r:.80}")
+    for model in [*rollout, *auxiliary]:
         try:
             msgspec.msgpack.encode(model)
         except (TypeError, ValueError, OverflowError) as error:

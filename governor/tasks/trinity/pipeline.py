@@ -5,10 +5,11 @@ It is an async function, or an object with a life of its own, as Trinity-RFT's `
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Mapping
 
 
 class PipelineFunction(Protocol):
@@ -59,10 +60,23 @@ async def close(pipeline: Pipeline | None) -> None:
 async def _call(pipeline: Pipeline | None, name: str) -> None:
     method = getattr(pipeline, name, None) if is_object(pipeline) else None
     if method is not None:
-        await method()
+        await _awaitable(method(), name)
 
 
 async def process(pipeline: Pipeline, payloads: list[bytes]) -> dict[str, Any]:
-    """Its metrics. Raises what it raises."""
-    function: Any = getattr(pipeline, "process_serialized_chunks", pipeline)
-    return dict(await function(payloads) or {})
+    """Its metrics. Raises what it raises, and TypeError when it is not async."""
+    name = "process_serialized_chunks"
+    if is_object(pipeline):
+        returned = getattr(pipeline, name)(payloads)
+    else:
+        function: Any = pipeline
+        returned, name = function(payloads), getattr(function, "__name__", type(function).__name__)
+    return dict(await _awaitable(returned, name) or {})
+
+
+def _awaitable(returned: Any, name: str) -> Awaitable[Any]:
+    if not inspect.isawaitable(returned):
+        raise TypeError(
+            f"the pipeline's {name} must be async (async def), but returned {type(returned).__name__}"
+        )
+    return returned

@@ -58,7 +58,7 @@ class Scheduler(Supervision):
 
     Raises:
         ValueError: a setting of ``config.dynamic_timeout`` makes no sense.
-        TypeError: another kind of config, or a model that is no plain data.
+        TypeError: another kind of config, a single model in place of a list, or a model that is no plain data.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class Scheduler(Supervision):
         folder: Path | str | None = None,
     ) -> None:
         self.config = config_of(config)
+        check_models(rollout_model, auxiliary_models or ())
         engines, auxiliary_engines = engines_of(config)
         self.rollout_model = list(rollout_model) or engines
         self.auxiliary_models = [list(models) for models in auxiliary_models or ()] or auxiliary_engines
-        check_models([*self.rollout_model, *self.auxiliary_models])
         self.runner_num = self.config.runner_per_model * max(1, len(self.rollout_model))
         self.default_timeout = self.config.max_timeout * (self.config.max_retry_times + 1)
         self.running = False

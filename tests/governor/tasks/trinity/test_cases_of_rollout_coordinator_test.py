@@ -125,6 +125,19 @@ async def test_what_is_no_pipeline_is_refused():
         RolloutCoordinator(pipeline=7)
 
 
+async def test_a_pipeline_that_is_not_async_is_told_so(coordinator):
+    pipeline = coordinator.experience_pipeline = ObjectPipeline()
+    pipeline.process_serialized_chunks = lambda chunks: {"count": len(chunks)}
+    with pytest.raises(TypeError, match=r"process_serialized_chunks must be async .*, but returned dict"):
+        await coordinator.process_experiences([b"x"])
+    coordinator.experience_pipeline = dict.fromkeys
+    with pytest.raises(TypeError, match="pipeline's fromkeys must be async"):
+        await coordinator.process_experiences([b"x"])
+    pipeline.prepare = lambda: None
+    with pytest.raises(TypeError, match=r"pipeline's prepare must be async .*, but returned NoneType"):
+        await RolloutCoordinator(pipeline=pipeline).prepare()
+
+
 async def test_a_pipeline_that_cannot_be_prepared(harness):
     pipeline = ObjectPipeline()
     pipeline.errors["prepare"] = OSError("no such table")

@@ -63,6 +63,24 @@ def test_a_model_that_cannot_be_sent_is_refused(models):
         Scheduler(**models)
 
 
+@pytest.mark.parametrize(
+    ("models", "told"),
+    [
+        ({"rollout_model": "http://localhost:8000/v1"}, "rollout_model must be a list of models, not str"),
+        ({"rollout_model": {"url": "x"}}, "rollout_model must be a list of models, not dict"),
+        ({"auxiliary_models": "http://judge"}, "auxiliary_models must be a list of lists of models, not str"),
+        (
+            {"auxiliary_models": ["http://judge"]},
+            r"auxiliary_models\[0\] must be a list of models, not str: 'http://judge'",
+        ),
+    ],
+)
+def test_a_model_in_place_of_a_list_is_refused(models, told):
+    """A text is a sequence too: there would be runners for each of its letters."""
+    with pytest.raises(TypeError, match=told):
+        Scheduler(**models)
+
+
 def test_names_and_fields_are_those_that_users_know():
     from governor import tasks
 
