@@ -243,8 +243,12 @@ class Status:
 
 
 def sort_batch_id(batch_id: BatchId) -> tuple[float, int]:
-    """Sort key of a batch in the queue: int n is (n, 0), ``"n/name"`` is (n, 1), other strings come last."""
+    """Sort key of a batch in the queue: int n is (n, 0), ``"n/name"`` is (n, 1), other strings come last. Raises TypeError."""
     if isinstance(batch_id, int):
         return (batch_id, 0)
+    if not isinstance(batch_id, str):
+        raise TypeError(
+            f"a batch id must be an int or a str, not {type(batch_id).__name__}: {batch_id!r:.80}"
+        )
     number = re.match(r"\d+", batch_id)
     return (float("inf"), 1) if number is None else (int(number[0]), 1)

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from governor import logs
+from governor.tasks.api import sort_batch_id
 from governor.tasks.scheduling.wait_policy import min_wait_num as min_wait_num_of
 from governor.tasks.trinity import pipeline as pipelines
 from governor.tasks.trinity.batch_state import BatchLifecycleState, BatchState
@@ -168,6 +169,8 @@ class RolloutCoordinator:
             raise ValueError(f'batch_type must be "train" or "eval", not {batch_type!r}')
         if min_wait_num is not None and min_wait_num < 0:
             raise ValueError(f"min_wait_num must be 0 or more, not {min_wait_num}")
+        sort_batch_id(batch_id)  # raises TypeError
+        tasks = list(tasks)
         if batch_id in self._finalizations:
             raise ValueError(f"batch {batch_id!r} is already active")
         if tasks and not self.scheduler.running:
@@ -236,8 +239,10 @@ class RolloutCoordinator:
 
     async def process_experiences(self, payloads: Sequence[bytes]) -> dict[str, Any]:
         """Runs payloads through the pipeline. Raises RuntimeError for payloads without a pipeline, or with an object that is
-        not prepared or was closed; and whatever the pipeline raises.
+        not prepared or was closed; TypeError for bytes in place of a list of them; and whatever the pipeline raises.
         """
+        if isinstance(payloads, bytes | bytearray | memoryview | str):
+            raise TypeError(f"payloads must be a list of bytes, not {type(payloads).__name__}")
         if not payloads:
             return {}
         pipeline = self.experience_pipeline

@@ -14,7 +14,7 @@ from governor.tasks.trinity.statistics import summarise_tasks
 from governor.tasks.trinity.views import CompletedTaskResult
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from governor.tasks.api import BatchId, Task
     from governor.tasks.pickle_store import NamedTasks
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 _S = TypeVar("_S")
+_T = TypeVar("_T")
 
 
 class TrinityConfig(Protocol):
@@ -72,15 +73,16 @@ def engines_of(config: SchedulerConfig | TrinityConfig | None) -> tuple[list[int
     return rollout, auxiliary
 
 
-def check_models(rollout: Sequence[Any], auxiliary: Sequence[Sequence[Any]]) -> None:
-    """Raises TypeError for a single model in place of a list of them, and for one that cannot be sent to a runner."""
-    named = {"rollout_model": rollout, "auxiliary_models": auxiliary}
-    named |= {f"auxiliary_models[{index}]": models for index, models in enumerate(auxiliary)}
-    for name, models in named.items():
-        if isinstance(models, str | bytes | Mapping):
-            what = "a list of lists of models" if models is auxiliary else "a list of models"
-            raise TypeError(f"{name} must be {what}, not {type(models).__name__}: {models!r:.80}")
-    for model in [*rollout, *auxiliary]:
+def listed(name: str, models: Iterable[_T], what: str = "a list of models") -> list[_T]:
+    """The models of an argument. Raises TypeError for a single one in place of a list: a text would be a model for each letter."""
+    if isinstance(models, str | bytes | Mapping):
+        raise TypeError(f"{name} must be {what}, not {type(models).__name__}: {models!r:.80}")
+    return list(models)
+
+
+def check_models(models: Iterable[Any]) -> None:
+    """Raises TypeError for one that cannot be sent to a runner."""
+    for model in models:
         try:
             msgspec.msgpack.encode(model)
         except (TypeError, ValueError, OverflowError) as error:

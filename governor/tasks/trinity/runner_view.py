@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from governor.tasks.api import Status
-from governor.tasks.trinity.handover import config_of
+from governor.tasks.trinity.handover import config_of, listed
 from governor.tasks.trinity.views import TaskWrapper
 
 if TYPE_CHECKING:
@@ -180,5 +180,5 @@ def _scheduler_of_one(
     return Scheduler(
         replace(config_of(config), runner_per_model=1),
         () if rollout_model is None else [rollout_model],
-        [[model] for model in auxiliary_models],
+        [[model] for model in listed("auxiliary_models", auxiliary_models)],
     )

@@ -16,12 +16,13 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from governor import logs
+from governor.tasks.api import sort_batch_id
 from governor.tasks.driver import Driver
 from governor.tasks.scheduling.dynamic_timeout import TimeoutEstimator
 from governor.tasks.scheduling.wait_policy import WaitPolicy
 from governor.tasks.trinity.batches import Batches
 from governor.tasks.trinity.driver_life import DriverLife
-from governor.tasks.trinity.handover import check_models, config_of, engines_of, models_of
+from governor.tasks.trinity.handover import check_models, config_of, engines_of, listed, models_of
 from governor.tasks.trinity.result_store import ResultStore
 from governor.tasks.trinity.runner_view import RunnerWrapper
 from governor.tasks.trinity.submissions import Submissions
@@ -69,10 +70,13 @@ class Scheduler(Supervision):
         folder: Path | str | None = None,
     ) -> None:
         self.config = config_of(config)
-        check_models(rollout_model, auxiliary_models or ())
         engines, auxiliary_engines = engines_of(config)
-        self.rollout_model = list(rollout_model) or engines
-        self.auxiliary_models = [list(models) for models in auxiliary_models or ()] or auxiliary_engines
+        self.rollout_model = listed("rollout_model", rollout_model) or engines
+        auxiliary = listed("auxiliary_models", auxiliary_models or (), "a list of lists of models")
+        self.auxiliary_models = [
+            listed(f"auxiliary_models[{index}]", models) for index, models in enumerate(auxiliary)
+        ] or auxiliary_engines
+        check_models([*self.rollout_model, *self.auxiliary_models])
         self.runner_num = self.config.runner_per_model * max(1, len(self.rollout_model))
         self.default_timeout = self.config.max_timeout * (self.config.max_retry_times + 1)
         self.running = False
@@ -164,10 +168,13 @@ class Scheduler(Supervision):
             QueueFull: more than ``max_pending`` runs would wait.
             GraphError: duplicate or unknown ids, cycles.
             ValueError: the batch has tasks of these ids, or a task is to run less than once, or has less than no time.
-            TypeError: a callable or an argument that cannot be sent to a runner; an id that is no text.
+            TypeError: a callable or an argument that cannot be sent to a runner; an id that is no text, or one of a batch
+                that is neither int nor str.
             RuntimeError: the scheduler does not run.
             OSError, TryAgain: the folder cannot be written, or another process works on this batch in it.
         """
+        sort_batch_id(batch_id)  # raises TypeError
+        tasks = list(tasks)
         if not tasks:
             return
         split = self.config.max_repeat_times_per_runner

@@ -125,6 +125,29 @@ async def test_what_is_no_pipeline_is_refused():
         RolloutCoordinator(pipeline=7)
 
 
+async def test_tasks_may_come_from_an_iterator(coordinator):
+    await coordinator.submit_batch(batch_id=1, tasks=(Task(SCORE) for _ in "ab"), batch_type="train")
+    assert (await within(20, coordinator.finalize_train_batch(1)))["finished_task_count"] == 2
+    coordinator.scheduler.schedule(map(Task, [SCORE] * 3), batch_id=2)
+    assert len(await within(20, coordinator.scheduler.get_statuses(2))) == 3
+
+
+@pytest.mark.parametrize("batch_id", [None, 1.5, [1]])
+async def test_another_kind_of_batch_id_is_refused(coordinator, batch_id):
+    with pytest.raises(TypeError, match="a batch id must be an int or a str, not "):
+        await coordinator.submit_batch(batch_id=batch_id, tasks=[Task(SCORE)], batch_type="train")
+    with pytest.raises(TypeError, match="a batch id must be an int or a str, not "):
+        coordinator.scheduler.schedule([Task(SCORE)], batch_id)
+    assert not coordinator.pending_batches
+
+
+async def test_payloads_that_are_no_list_are_refused(coordinator, pipeline):
+    """`run_with_retry` gives bytes: the pipeline would get its numbers."""
+    with pytest.raises(TypeError, match="payloads must be a list of bytes, not bytes"):
+        await coordinator.process_experiences(b"abc")
+    assert pipeline.calls == []
+
+
 async def test_a_pipeline_that_is_not_async_is_told_so(coordinator):
     pipeline = coordinator.experience_pipeline = ObjectPipeline()
     pipeline.process_serialized_chunks = lambda chunks: {"count": len(chunks)}

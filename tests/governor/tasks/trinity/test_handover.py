@@ -6,7 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from governor.tasks import DynamicTimeout, OverRollout, RolloutCoordinator, Scheduler, SchedulerConfig
+from governor.tasks import (
+    DynamicTimeout,
+    OverRollout,
+    RolloutCoordinator,
+    RunnerWrapper,
+    Scheduler,
+    SchedulerConfig,
+)
 
 EXPLORER = SimpleNamespace(
     name="explorer",
@@ -79,6 +86,16 @@ def test_a_model_in_place_of_a_list_is_refused(models, told):
     """A text is a sequence too: there would be runners for each of its letters."""
     with pytest.raises(TypeError, match=told):
         Scheduler(**models)
+
+
+def test_models_may_come_from_an_iterator():
+    scheduler = Scheduler(None, iter("ab"), iter([iter("c")]))
+    assert (scheduler.rollout_model, scheduler.auxiliary_models) == (["a", "b"], [["c"]])
+
+
+def test_a_runner_takes_a_list_of_auxiliary_models():
+    with pytest.raises(TypeError, match="auxiliary_models must be a list of models, not str: 'judge'"):
+        RunnerWrapper(0, "url", "judge")
 
 
 def test_names_and_fields_are_those_that_users_know():
