@@ -221,9 +221,7 @@ class Simulation:
     def _answered(self, answer: Answer) -> None:
         """The conditions of the user have answered about an episode; with the lock."""
         stops = STRENGTH[answer.flow] >= STRENGTH["STOP_SIMULATION"]
-        if stops or (
-            answer.flow != "CONTINUE" and self._rules.schedule.stage is not None
-        ):  # else none follows
+        if stops or (answer.flow != "CONTINUE" and not self._rules.schedule.is_over):
             self.apply_flow(answer.flow, end="until", by=answer.by)
             self._reports.put(FlowReport(phase=self.command.phase, flow=answer.flow, reason=answer.by))
 
@@ -293,7 +291,7 @@ class Simulation:
             self._rules.open(Path(self.spec.run_folder), copy)
             await self._settle(self._rules.settle_previous())
             self.apply_flow(self._rules.initial_flow, end="until", by=self._rules.ended_by)
-            if self._rules.schedule.stage is not None:  # else no episode is left, and nothing is built
+            if not self.stopping and self._rules.schedule.stage is not None:  # else nothing is built
                 await asyncio.gather(*(self._thread(play, n) for n in range(threads or command.workers)))
             seconds = monotonic() - self._began
             if clock is not None:

@@ -125,6 +125,11 @@ class EpisodeSchedule:
         """No stage follows: a worker that gets no episode now gets none any more."""
         return self._following is None
 
+    @property
+    def is_over(self) -> bool:
+        """All episodes have ended; a checkpoint at their end may still be taken."""
+        return self.stage is None or (self.is_last and not self._open)
+
     def ended(self, index: int) -> bool:
         """Whether the stage ends with this episode."""
         if self.stage is None or index not in self.stage.indexes:

@@ -160,7 +160,7 @@ class UserConditions:
         try:
             self._build()
             self._answer(self._replay(recorded))
-            while (record := self._queue.get()) is not None:
+            while (record := self._queue.get()) is not None and not self._over:
                 self._answer(self._ask(record))
         except BaseException as error:  # noqa: BLE001  # user code, which may also exit; and the file of the lines
             where, self._since = self._place, math.inf

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from importlib import import_module
 
+import msgspec
 import pytest
 
 from governor.episodes.rules import user_conditions
-from governor.messages import Checkpoint, EpisodeEnded, Evaluate, FlowReport, Until
+from governor.messages import Checkpoint, EpisodeEnded, EpisodeRecord, Evaluate, FlowReport, Until
 from tests.support.in_process_commands import outcomes
 
 EACH = pytest.mark.parametrize("transport", ["conductors", "in_process", "vector", "rounds"])
@@ -129,8 +131,31 @@ async def test_no_episode_begins_after_pause_and_restart(harness, transport, ans
 async def test_an_answer_after_the_last_episode_delays_nothing(harness, transport):
     command = await harness.stage(transport)
     until = (every(4, "RESTART"), every(4, "PAUSE"))
-    _, end = await harness.play(episodes=4, until=until, **command)
-    assert (end.end, flows(harness)) == ("max_episodes", [])
+    for number, keeps in enumerate([None, Checkpoint(every=4, last=True)]):
+        more = {"incarnation": number + 1, "phase": number, "name": f"p{number}", "checkpoint": keeps}
+        _, end = await harness.play(episodes=4, until=until, **more, **command)
+        assert (end.end, flows(harness)) == ("max_episodes", [])
+
+
+async def test_they_are_asked_about_nothing_behind_the_episode_that_stopped_the_phase(harness):
+    lock, log = threading.Condition(), harness.folder / "asked"
+    command = harness.command(episodes=9, until=(every(2, "STOP_PHASE", log=str(log)),), workers=3)
+
+    def answered(answer):
+        if answer.flow == "STOP_PHASE":
+            conditions.end()
+
+    spec = harness.spec("simulation")
+    conditions = user_conditions.UserConditions(
+        command, spec=spec, lock=lock, answered=answered, failed=pytest.fail
+    )
+    await conditions.open([])
+    record = EpisodeRecord(index=0, worker=0, seed=0, outcome="terminated", value=1.0, steps=5, seconds=0.1)
+    with lock:
+        conditions.ask([msgspec.structs.replace(record, index=index) for index in range(6)])
+    await conditions.close()
+    conditions._thread.join(60)
+    assert [line.split()[0] for line in log.read_text().splitlines()] == ["0", "1"]
 
 
 @ALONE
@@ -178,6 +203,14 @@ async def test_an_error_ends_the_phase_with_its_place_and_traceback(harness, tra
     assert end.fault.startswith(reason), end.fault
     if "conditions_world.py" in reason:
         assert 'conditions_world.py", line' in end.traceback
+
+
+async def test_nothing_is_built_for_a_phase_whose_condition_cannot_be_made(harness, monkeypatch):
+    built = import_module("walk_world").Built
+    monkeypatch.setattr(built, "times", 0)
+    command = await harness.stage("in_process", entry="walk_world:Built")
+    _, end = await harness.play(episodes=50, until=(rule("Bad", how="built"),), **command)
+    assert (end.end, built.times) == ("stopped", 0)
 
 
 @ALONE
