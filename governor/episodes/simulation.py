@@ -12,7 +12,7 @@ Rules:
 4. The seed of an episode depends on the run's seed, the phase and its index alone.
 5. The rules of the phase (`PhaseRules`) select the next episode. None begins while a checkpoint is taken; a checkpoint
    that cannot be taken is the part's failure, and the episodes continue. None begins before the user's conditions
-   (`UserConditions`) have answered about those that are stored; `next_index` always waits for that.
+   (`UserConditions`) have answered about those that have ended: of a single worker in `may_end`, else `next_index` waits for it.
 """
 
 from __future__ import annotations
@@ -38,13 +38,7 @@ from governor.episodes.rules.seeds import episode_seed
 from governor.episodes.rules.statistics import summarize
 from governor.episodes.rules.user_conditions import UserConditions, recorded_episodes
 from governor.failures import one_line, reason_of, traceback_of
-from governor.messages import (
-    Acknowledged,
-    EpisodeRecord,
-    FlowReport,
-    PartEndedReport,
-    StartSimulation,
-)
+from governor.messages import Acknowledged, EpisodeRecord, FlowReport, PartEndedReport, StartSimulation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -165,9 +159,14 @@ class Simulation:
             self.replays += 1
 
     def may_end(self, record: EpisodeRecord) -> bool:
-        """Whether the phase may end with this episode, which must be stored at once then: called once for each episode."""
+        """Whether the episode must be stored at once, since something may follow from it: called once for each. Of a single worker
+        the user's conditions answer now; only the record has an order of the episodes of several.
+        """
         with self._condition:
-            return self._rules.may_end(self._rules.marked(record))
+            marked = self._rules.marked(record)
+            may_end = self._rules.may_end(marked)
+            at_once = self._rules.asks_user and self.command.workers > 1
+            return at_once or self._user.ask_first(marked) or may_end
 
     def ended(self, *records: EpisodeRecord) -> Future[Acknowledged]:
         """Writes, evaluates and reports episodes whose steps are on disk; the future is the acknowledgement of all. A stage of
@@ -182,8 +181,7 @@ class Simulation:
             marked = self._file.append(*map(self._reports.tracebacks.take, marked))
             for record in marked:
                 self.apply_flow(self._rules.ended(record), end="until", by=self._rules.ended_by)
-            if not self.stopping:
-                self._user.ask(marked)
+            self._user.ask(marked)
             self._episodes += len(marked)
             self._steps += sum(record.steps for record in marked)
             self.finalizer.ended(self._rules.figures.ended, self._steps)
@@ -191,7 +189,9 @@ class Simulation:
             over = [ended(record.index) for record in marked if record.outcome != "cancelled"]
             if any(over) and (not self.stopping or self._end == "until"):
                 self._end_stage()
-            return self._reports.episodes(marked)
+            reported = self._reports.episodes(marked)
+            self._user.stored()
+            return reported
 
     def _is_left_out(self, record: EpisodeRecord) -> bool:
         """Whether the exit of the process has interrupted it: such an episode is not recorded."""
@@ -221,7 +221,8 @@ class Simulation:
     def _answered(self, answer: Answer) -> None:
         """The conditions of the user have answered about an episode; with the lock."""
         stops = STRENGTH[answer.flow] >= STRENGTH["STOP_SIMULATION"]
-        if stops or (answer.flow != "CONTINUE" and not self._rules.schedule.is_over):
+        follows = not self.stopping and not self._rules.schedule.is_over
+        if stops or (answer.flow != "CONTINUE" and follows):
             self.apply_flow(answer.flow, end="until", by=answer.by)
             self._reports.put(FlowReport(phase=self.command.phase, flow=answer.flow, reason=answer.by))
 

@@ -66,8 +66,7 @@ class PhaseRules:
         """Whether the phase may end with an episode that is not stored yet, if all are stored with their outcomes: called once for
         each. Only `until` decides here; an evaluation ends with its stage, for which all workers wait.
         """
-        flow = self._expected_goal.episode_flow_control(record)
-        return self.asks_user or flow != "CONTINUE"
+        return self._expected_goal.episode_flow_control(record) != "CONTINUE"
 
     def ended(self, record: EpisodeRecord) -> FlowControl:
         """The flow control that follows from a stored episode."""

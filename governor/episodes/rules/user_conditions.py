@@ -4,7 +4,8 @@ Rules:
 1. They are asked about one episode after the other, in the order of the phase's lines on record. A new process asks its new
    objects about those on record first: what they hold comes back, however the process before has died, in constant memory. Of
    these answers only a stop counts, because the others were obeyed before.
-2. Their thread holds no lock. No episode begins before they have answered about those that are stored (`Simulation.next_index`).
+2. Their thread holds no lock. No episode begins before they have answered about those that have ended. What follows from an
+   answer begins when its episode is stored: a process that dies before that leaves nothing behind that the next one does not see.
 3. An error, an answer that is no flow control, and none within `ANSWER_SECONDS` are failures of the part.
 """
 
@@ -73,6 +74,10 @@ class UserConditions:
         self._failed = failed
         self._asked = self._answers = 0
         self._over = False
+        self._first: set[int] = set()
+        """Episodes that were asked about and are not stored yet."""
+        self._held: list[Answer] = []
+        """The answers about them that ask for something."""
         self._queue: queue.SimpleQueue[EpisodeRecord | None] = queue.SimpleQueue()
         self._conditions: list[tuple[str, Any]] = []
         self._statistics: PhaseStatistics | None = None
@@ -88,12 +93,30 @@ class UserConditions:
         return not self._over and self._answers < self._asked
 
     def ask(self, records: Iterable[EpisodeRecord]) -> None:
-        """Each gets an answer, later; with the lock."""
-        if self._thread is not None:
+        """Each gets an answer, later, unless `ask_first` was called with it; with the lock."""
+        if self._thread is not None and not self._over:
             for record in records:
-                if record.outcome != "cancelled":
+                if record.outcome != "cancelled" and record.index not in self._first:
                     self._asked += 1
                     self._queue.put(record)
+
+    def ask_first(self, record: EpisodeRecord) -> bool:
+        """Asks about an episode that is not stored yet; whether something follows from the answer once it is `stored`. Waits,
+        with the lock.
+        """
+        if self._thread is None:
+            return False
+        self.ask([record])
+        self._first.add(record.index)  # the thread can't answer before `wait` gives the lock away
+        self.wait()
+        return bool(self._held)
+
+    def stored(self) -> None:
+        """All episodes that were asked about are stored, and what they led to begins; with the lock."""
+        held, self._held = self._held, []
+        self._first.clear()
+        for answer in held:
+            self._answered(answer)
 
     def wait(self) -> None:
         """Waits for the answers that are due now, or the end of the conditions; with the lock."""
@@ -170,7 +193,10 @@ class UserConditions:
         with self._lock:
             if not self._over:
                 self._answers += 1
-                self._answered(answer)
+                if self._first and answer.flow != "CONTINUE":
+                    self._held.append(answer)
+                else:
+                    self._answered(answer)
                 self._lock.notify_all()
 
     def _describe(self) -> dict[str, str | int]:

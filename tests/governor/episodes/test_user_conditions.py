@@ -8,6 +8,8 @@ from importlib import import_module
 import msgspec
 import pytest
 
+from governor.episodes.local import stepping
+from governor.episodes.records.episode_file import EpisodeFile
 from governor.episodes.rules import user_conditions
 from governor.messages import Checkpoint, EpisodeEnded, EpisodeRecord, Evaluate, FlowReport, Until
 from tests.support.in_process_commands import outcomes
@@ -135,6 +137,36 @@ async def test_an_answer_after_the_last_episode_delays_nothing(harness, transpor
         more = {"incarnation": number + 1, "phase": number, "name": f"p{number}", "checkpoint": keeps}
         _, end = await harness.play(episodes=4, until=until, **more, **command)
         assert (end.end, flows(harness)) == ("max_episodes", [])
+
+
+async def test_episodes_of_one_worker_share_a_write_and_what_follows_from_one_comes_after_it(
+    harness, monkeypatch
+):
+    monkeypatch.setattr(stepping, "REPORT_DELAY_SECONDS", (1000.0, 1000.0))
+    written = []
+    append = EpisodeFile.append
+
+    def counted(file, *records):
+        written.append([record.index for record in records])
+        return append(file, *records)
+
+    monkeypatch.setattr(EpisodeFile, "append", counted)
+    until = (every(40, "RESET"), every(100, "STOP_PHASE"))
+    records, end = await harness.play(episodes=500, until=until, **await harness.stage("in_process"))
+    assert (len(records), end.ended_by) == (
+        100, "until[1] (conditions_world:Every): STOP_PHASE after episode 99",
+    )  # fmt: skip
+    assert [len(indices) for indices in written if indices] == [1, 39, 40, 20]
+    events = harness.links["simulation"].events
+    told = [each.episode.index if isinstance(each, EpisodeEnded) else each.flow for each in events[-104:-1]]
+    assert told == [*range(40), "RESET", *range(40, 80), "RESET", *range(80, 100), "STOP_PHASE"]
+
+
+async def test_the_episode_with_which_a_built_in_condition_holds_may_have_a_stronger_answer(harness):
+    until = (every(2, "SHUTDOWN"), every(2, "PAUSE"), Until(steps=10))
+    records, end = await harness.play(episodes=50, until=until, **await harness.stage("in_process"))
+    assert (len(records), end.ended_by) == (2, "until[2] (steps)")
+    assert [flow.flow for flow in flows(harness)] == ["SHUTDOWN"]
 
 
 async def test_they_are_asked_about_nothing_behind_the_episode_that_stopped_the_phase(harness):
