@@ -286,11 +286,14 @@ class TextEpisode:
         return trim(prompt, context.message_cut)
 
     async def _step(self, environment: TextEnvironment, number: int, action: str) -> TextStep:
+        """Raises EnvironmentFault in a run for an answer that lacks a name: it may be misspelt."""
         timeout = self._context.environment_timeout
         key = f"{self._key}.{number}"
         step: TextStep = await self._called(environment.step, action, key=key, timeout=timeout)
         if not math.isfinite(step.reward):
             raise EnvironmentFault(f"step: the reward is {step.reward}")
+        if step.lacking and self.actor.episode is not None:
+            raise EnvironmentFault(f"step: the answer has no {', '.join(step.lacking)}")
         self.record.steps, self._info = number, step.info if isinstance(step.info, dict) else None
         self.record.total_reward += step.reward
         if self._read is not None:

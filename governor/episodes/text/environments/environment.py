@@ -25,12 +25,15 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TextStep:
-    """The result of a step; `reward` is a finite float, `info` as the environment gave it, which should be a mapping."""
+    """The result of a step; `reward` is a finite float, `info` as the environment gave it, which should be a mapping. `lacking`: the
+    names, without `info`, that its answer has not, or as null.
+    """
 
     reward: float
     terminated: bool
     truncated: bool
     info: Any
+    lacking: tuple[str, ...] = ()
 
 
 class TextEnvironment(Protocol):
@@ -102,7 +105,7 @@ def prompt_of(value: Any) -> Any:
 
 def step_of(value: Any) -> TextStep:
     """`value` as the answer to a step: a mapping with some of `STEP_NAMES`, or all four in a list. What is missing or null counts as
-    0.0, false and {}; `info` may be anything. Raises EnvironmentFault.
+    0.0, false and {}, and is named in `lacking`; `info` may be anything. Raises EnvironmentFault.
     """
     if isinstance(value, list) and len(value) == len(STEP_NAMES):
         value = dict(zip(STEP_NAMES, value, strict=True))
@@ -111,11 +114,13 @@ def step_of(value: Any) -> TextStep:
             f"step: {shown(value)} is no mapping with reward, terminated, truncated and info"
         )
     info = value.get("info")
+    lacking = tuple(name for name in STEP_NAMES if name != "info" and value.get(name) is None)
     return TextStep(
         _reward(value.get("reward")),
         _flag("terminated", value.get("terminated")),
         _flag("truncated", value.get("truncated")),
         {} if info is None else info,
+        lacking,
     )
 
 

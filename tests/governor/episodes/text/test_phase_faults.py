@@ -89,6 +89,23 @@ async def test_a_bad_answer_of_an_environment_fails_that_episode_alone(harness, 
     assert says in records[0].reason
 
 
+@pytest.mark.parametrize(
+    ("answer", "lacks"),
+    [
+        ({"reward": 1.0, "terminate": True, "truncated": False}, "terminated"),
+        ({"reward": None, "terminated": True}, "reward, truncated"),
+    ],
+)
+async def test_an_answer_that_lacks_a_name_fails_its_episode_which_would_go_on_otherwise(
+    harness, answer, lacks
+):
+    async with ChatServer() as model, EnvironmentServer() as server:
+        server.then(None, answer)
+        records, _ = await harness.play(episodes=2, seconds=SECONDS, **talking(model.url, entry=server.url))
+    assert [(record.outcome, record.steps) for record in records] == [("failed", 0), ("terminated", 3)]
+    assert records[0].reason == f"environment.step: the answer has no {lacks}"
+
+
 async def test_a_model_that_is_cut_off_truncates_its_episode(harness, world):
     world.answer = lambda _: {"finish": "length"}
     records, end = await play(harness, world, episodes=1)

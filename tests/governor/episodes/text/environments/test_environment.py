@@ -24,18 +24,23 @@ def test_a_step():
 
 
 @pytest.mark.parametrize(
-    ("value", "step"),
+    ("value", "step", "lacking"),
     [
-        ({"reward": 0.5}, (0.5, False, False, {})),
-        ({"terminated": True}, (0.0, True, False, {})),
-        ({"reward": None, "terminated": None, "truncated": 1}, (0.0, False, True, {})),
-        ({"reward": "1.5", "terminated": 0}, (1.5, False, False, {})),
-        ({"reward": True, "info": "done"}, (1.0, False, False, "done")),
-        ({"info": []}, (0.0, False, False, [])),
+        ({"reward": 0.5}, (0.5, False, False, {}), "terminated truncated"),
+        ({"terminated": True}, (0.0, True, False, {}), "reward truncated"),
+        (
+            {"reward": None, "terminated": None, "truncated": 1},
+            (0.0, False, True, {}),
+            "reward terminated",
+        ),
+        ({"reward": "1.5", "terminated": 0, "truncated": 0}, (1.5, False, False, {}), ""),
+        ({"reward": True, "info": "done"}, (1.0, False, False, "done"), "terminated truncated"),
+        ([None, True, False, None], (0.0, True, False, {}), "reward"),
+        ({"info": []}, (0.0, False, False, []), "reward terminated truncated"),
     ],
 )
-def test_what_is_missing_or_null_is_zero_and_false_and_info_is_anything(value, step):
-    assert step_of(value) == TextStep(*step)
+def test_what_is_missing_or_null_is_zero_and_false_and_info_is_anything(value, step, lacking):
+    assert step_of(value) == TextStep(*step, tuple(lacking.split()))
 
 
 @pytest.mark.parametrize(
