@@ -60,8 +60,10 @@ class HTTPEnvironments:
         self, *, base_url: str, env_name: str, env_id: str, headers: Mapping[str, str] | None = None
     ) -> HTTPEnvironment:
         """The environment at ``{base_url}/{env_name}/{env_id}``; a name with slashes is several parts of the path. Each request
-        carries `headers`. Raises UsageError for a bad address or header.
+        carries `headers`. Raises UsageError for a bad address or header, and for a part "." or "..", which is another path.
         """
+        if not {".", ".."}.isdisjoint(f"{env_name}/{env_id}".split("/")):
+            raise UsageError(f"environment {env_name!r}, id {env_id!r}: '.' and '..' are no names")
         try:
             base = f"{checked(base_url)}/{quote(str(env_name))}/{quote(str(env_id), safe='')}"
         except UnicodeError as error:

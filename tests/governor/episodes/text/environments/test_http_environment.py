@@ -167,6 +167,21 @@ async def test_a_refusal_or_nonsense_is_final_at_once(server, lake, trouble, sai
     assert len(server.requests) == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "number"), [("..", "1"), ("gym/../lake", "1"), ("./lake", "1"), ("lake", "."), ("lake", "../1")]
+)
+async def test_a_name_that_would_lead_to_another_path_is_refused(server, connections, name, number):
+    with pytest.raises(UsageError, match=r"'\.' and '\.\.' are no names"):
+        connections.environment(base_url=server.url, env_name=name, env_id=number)
+
+
+async def test_a_name_with_dots_percents_and_slashes_stays_below_its_base(server, connections):
+    base = f"{server.url}/base"
+    odd = connections.environment(base_url=base, env_name="/a//.b/%2e%2e/..c", env_id="...%2f/1")
+    await odd.get_task_prompt(timeout=SECONDS)
+    assert server.requests[-1][1] == "/base//a//.b/%252e%252e/..c/...%252f%2F1/get_task_prompt"
+
+
 async def test_values_of_the_wrong_shape(server, lake):
     server.then(
         [{"content": 1}], ["go"], b'{"reward": NaN, "terminated": false, "truncated": false}', {"detail": 1}
