@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
-from governor.episodes.text.proxies import Proxies
+from governor.episodes.text.proxies import Proxies, for_aiohttp
 from governor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,10 +55,14 @@ class HttpClient:
             await session.close()
 
     def request(self, method: str, url: str, **options: Any) -> _RequestContextManager:
-        """``async with client.request("GET", url) as response``; `options` are aiohttp's. Raises UsageError before `start`."""
+        """``async with client.request("GET", url) as response``; `options` are aiohttp's. Raises UsageError before `start`,
+        and for an invalid address of a proxy.
+        """
         if self._session is None:
             raise UsageError("the HttpClient is not started: await start() first")
-        return self._session.request(method, url, **{"proxy": self._proxies.of(str(url)), **options})
+        proxy = options.pop("proxy") if "proxy" in options else self._proxies.of(str(url))
+        over = for_aiohttp(None if proxy is None else str(proxy))
+        return self._session.request(method, url, **{**over, **options})
 
     def get(self, url: str, **options: Any) -> _RequestContextManager:
         return self.request("GET", url, **options)

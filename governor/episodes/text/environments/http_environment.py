@@ -28,7 +28,7 @@ from governor.episodes.text.environments.environment import (
 )
 from governor.episodes.text.headers import checked as checked_headers
 from governor.episodes.text.http_retries import Retries, Retry, brief, retry_after, status_reason
-from governor.episodes.text.proxies import Proxies
+from governor.episodes.text.proxies import Proxies, for_aiohttp
 from governor.errors import UsageError
 from governor.failures import Reason, one_line, shortened, utf8
 
@@ -129,10 +129,11 @@ class HTTPEnvironment:
         may_have_arrived, least = True, 0.0
         fault: EnvironmentFault
         try:
+            proxy = for_aiohttp(connections.proxies.of(str(url)))
             async with (
                 asyncio.timeout(seconds),
                 connections.session().request(
-                    method, url, allow_redirects=False, proxy=connections.proxies.of(str(url)), **request
+                    method, url, allow_redirects=False, **proxy, **request
                 ) as response,
             ):
                 if key and response.headers.get(KEY_HEADER) == key:
@@ -140,7 +141,7 @@ class HTTPEnvironment:
                 data = await body_of(response)
         except TimeoutError:
             fault = EnvironmentHung(f"{where}: no answer within {seconds:g} s")
-        except ValueError as error:  # an address or a key that no request can carry
+        except (ValueError, UsageError) as error:  # no request can carry the address or key; a bad proxy
             raise EnvironmentFault(f"{where}: {one_line(error)}") from error
         except (aiohttp.ClientError, OSError) as error:
             fault = EnvironmentUnreachable(f"{where}: {one_line(error)}")

@@ -4,6 +4,7 @@ import inspect
 import time
 
 import pytest
+from structlog.testing import capture_logs
 
 from governor.episodes import LLM, HttpClient
 from governor.episodes.text.base_urls import StaticBaseURLProvider
@@ -11,7 +12,7 @@ from governor.episodes.text.chat_model import ChatModel, ModelFault
 from governor.episodes.text.environments import http_environment
 from governor.episodes.text.environments.http_environment import HTTPEnvironments
 from governor.episodes.text.proxies import Proxies
-from governor.errors import UsageError
+from governor.errors import GovernorError, UsageError
 from tests.support.language_models.text_servers import ChatServer, EnvironmentServer
 
 MESSAGES = [{"role": "user", "content": "where to?"}]
@@ -177,4 +178,38 @@ def test_the_proxy_of_an_address(monkeypatch, url, proxy):
     monkeypatch.setenv("HTTP_PROXY", "p:1")
     monkeypatch.setenv("HTTPS_PROXY", "socks5://p:2")
     monkeypatch.setenv("NO_PROXY", "near.org,10.0.0.0/8,fd00::/8,odd/range")
-    assert Proxies.of_environment().of(url) == proxy
+    with capture_logs() as logged:
+        assert Proxies.of_environment().of(url) == proxy
+    assert [(line["event"], line["variable"], line["kind"]) for line in logged] == [
+        ("proxy.ignored", "HTTPS_PROXY", "socks5")
+    ]
+
+
+@pytest.mark.parametrize("address", ["http://h.invalid/v1", "https://h.invalid/v1"])
+@pytest.mark.parametrize(
+    "proxy", ["http://me:s3cret@{proxy}", "http://me:s3cret@127.0.0.1:port", "http://me:s3cret@"]
+)
+async def test_no_error_shows_the_password_of_a_proxy(monkeypatch, server, proxy, address):
+    proxy = proxy.format(proxy=server.url.removeprefix("http://"))
+    server.then(*[407] * 4)
+    said = [await failure_of(LLM("key", address, "m", llm_proxy=proxy, max_retries=0).generate(MESSAGES))]
+    monkeypatch.setenv("HTTP_PROXY", proxy)
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    said.append(await failure_of(LLM("key", address, "m", max_retries=0).generate(MESSAGES)))
+    model = ChatModel(model="m", base_url_provider=StaticBaseURLProvider(address), retries=0)
+    said.append(await failure_of(model.answer(MESSAGES, session=None)))
+    await model.aclose()
+    environments = HTTPEnvironments(retries=0)
+    lake = environments.environment(base_url=address, env_name="lake", env_id="1")
+    said.append(await failure_of(lake.get_task_prompt(timeout=SECONDS)))
+    await environments.aclose()
+    known = ("HTTP 407", "ClientHttpProxyError", "the address of the proxy is invalid")
+    assert all(any(one in text for one in known) for text in said), said
+    assert "s3cret" not in "".join(said)
+    assert all(headers["Proxy-Authorization"] == "Basic bWU6czNjcmV0" for _, _, headers, _ in server.requests)
+
+
+async def failure_of(asking):
+    with pytest.raises(GovernorError) as caught:
+        await asking
+    return str(caught.value)
