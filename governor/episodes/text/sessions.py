@@ -51,10 +51,10 @@ SCHEMA: Final = pa.schema(
 _NO_ROWS: Final = pa.RecordBatch.from_pylist([], schema=SCHEMA)
 
 
-@dataclass(slots=True)
+@dataclass
 class SessionContext:
     """One episode of one environment, as a data manager keeps it. `total_reward` is the undiscounted sum of the recorded rewards;
-    `start_time` is in seconds.
+    `start_time` is in seconds. A manager may set further attributes.
     """
 
     session_id: str

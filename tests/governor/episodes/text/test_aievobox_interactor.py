@@ -199,6 +199,8 @@ def test_a_session_context_is_made_as_there():
     session = SessionContext("s", "1", "lake", "m")
     assert (session.session_id, session.group_id, session.job_id, session.total_reward) == ("s", "", "", 0.0)
     assert (session.start_time, session.message_history, session.is_session_completed) == (0.0, [], False)
+    session.mine = "kept"  # a plain dataclass there
+    assert session.mine == "kept"
     with pytest.raises(TypeError):
         SessionContext(env_id="1")
 
