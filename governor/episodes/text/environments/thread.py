@@ -35,24 +35,25 @@ class ThreadEnvironments:
     """Those of one Interactor, with what was left behind. For one event loop."""
 
     def __init__(self) -> None:
-        self._left: dict[int, TextThread] = {}
-        """By the id of the user's object, which is kept, so that no other object gets its id."""
+        self._left: list[TextThread] = []
 
     @property
     def hung(self) -> int:
         """The threads that are left behind and have not returned yet."""
-        return sum(one.in_call for one in self._left.values())
+        return sum(one.in_call for one in self._left)
 
     def environment(self, made: Any) -> TextThread:
         """Raises EnvironmentFault for an object that was left behind."""
-        if id(made) in self._left:
+        if any(one.made is made for one in self._left):
             raise EnvironmentFault(
                 f"this {type(made).__name__} did not return from a call of an earlier episode: it is not used again"
             )
         return TextThread(made, self)
 
     def leave(self, one: TextThread) -> None:
-        self._left[id(one.made)] = one
+        if one in self._left:
+            return
+        self._left.append(one)
         log.warning("environment.thread_left", environment=type(one.made).__name__, hung=self.hung)
 
 

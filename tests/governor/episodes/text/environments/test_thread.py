@@ -47,6 +47,18 @@ async def test_inproc_request_json_that_hangs_is_nan_counted_logged_and_not_used
     assert interactor.hung_threads == 0
 
 
+async def test_inproc_request_json_that_hangs_in_two_episodes_at_once_is_counted_twice(stage):
+    stuck = Locked(hangs=True)
+    stuck.taken = 1  # both hang at once
+    with capture_logs() as logged:
+        interactor, _ = await play_local(stage, stuck, stuck, env_http_timeout_s=0.3, max_workers=2)
+    try:
+        assert interactor.hung_threads == 2
+        assert [line["hung"] for line in logged if line["event"] == "environment.thread_left"] == [1, 2]
+    finally:
+        stuck.go.set()
+
+
 async def test_inproc_request_json_that_hangs_at_the_deadline_is_left_behind_too(stage):
     stuck = Locked(hangs=True)
     try:
