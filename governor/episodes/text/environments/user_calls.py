@@ -58,8 +58,8 @@ class CallThread:
     async def run(self, work: Callable[[], Any]) -> Any:
         loop = asyncio.get_running_loop()
         if not self._started:
-            self._started = True
             threading.Thread(target=self._run, args=(loop,), name=self._name, daemon=True).start()
+            self._started = True
         ended: asyncio.Future[Any] = loop.create_future()
         self._queue.put((work, ended))
         return await ended
