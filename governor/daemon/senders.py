@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import asdict
 
+from governor import logs
 from governor.episodes.entries import in_daemon_thread
 from governor.failures import utf8
 
@@ -26,6 +27,8 @@ NAME_LENGTH: Final = 64
 """Characters of a name."""
 MOST: Final = 1000
 """Uids that are remembered."""
+
+log = logs.get_logger()
 
 
 def user_name(uid: int) -> str:
@@ -58,4 +61,12 @@ class Senders:
             asking = in_daemon_thread(partial(self._name, uid), name="user.name")
             asked = self._names[uid] = asyncio.ensure_future(asking)
             await asyncio.wait({asked}, timeout=NAME_SECONDS)
-        return asked.result() if asked.done() else ""
+        if not asked.done():
+            return ""
+        if (
+            error := asked.exception()
+        ) is not None:  # no thread could be started: the next request asks again
+            log.warning("user.unknown", uid=uid, reason=f"{type(error).__name__}: {error}")
+            self._names.pop(uid, None)
+            return ""
+        return asked.result()

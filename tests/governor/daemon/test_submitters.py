@@ -88,3 +88,16 @@ async def test_the_users_that_are_remembered_are_bounded(monkeypatch):
     for uid in range(50):
         assert (await known.of(request(uid)))["user"] == str(uid)
     assert len(known._names) <= 10
+
+
+async def test_a_request_is_answered_where_no_thread_could_ask_and_the_next_one_asks_again():
+    answers = [RuntimeError("can't start new thread"), "ada"]
+
+    def name(uid):
+        if isinstance(answer := answers.pop(0), Exception):
+            raise answer
+        return answer
+
+    known = senders.Senders(name)
+    assert await known.of(request(5)) == {"uid": 5, "gid": 1, "pid": 2}
+    assert await known.of(request(5)) == {"uid": 5, "gid": 1, "pid": 2, "user": "ada"}
