@@ -209,5 +209,8 @@ class RunsTable(ABC):
 
     def marked(self) -> list[str]:
         """Runs that are pruned, and not yet removed."""
-        rows = self._rows(f"SELECT uid FROM runs WHERE {PRUNED} AND removed = 0")  # noqa: S608  # our own
-        return [uid for (uid,) in rows if uid not in self.reserved]
+        question = f"SELECT uid FROM runs WHERE {PRUNED} AND removed = 0"  # noqa: S608  # our own
+        found = [uid for (uid,) in self._rows(question) if uid not in self.reserved]
+        # One that was reserved may have been accepted since the answer.
+        still = {uid for (uid,) in self._rows(question)} if found else set()
+        return [uid for uid in found if uid in still]

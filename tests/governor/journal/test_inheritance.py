@@ -106,6 +106,22 @@ async def test_nobody_finds_a_run_before_it_is_accepted(journal, kept):
     assert journal.marked() == []
 
 
+async def test_a_run_that_is_accepted_while_others_are_looked_for_is_not_removed(journal, kept, monkeypatch):
+    await kept.record_tasks(journal, "new")
+    rows = Journal._rows
+
+    def then_accepted(self, question, parameters=()):
+        found = list(rows(self, question, parameters))
+        if "new" in journal.reserved:
+            asyncio.run_coroutine_threadsafe(accept(journal, kept), loop).result(20)
+            journal.reserved.discard("new")
+        return found
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(Journal, "_rows", then_accepted)
+    assert await asyncio.to_thread(journal.marked) == []
+
+
 async def test_what_a_crash_leaves_of_a_run_that_was_not_accepted_is_removed(kept, journal, tmp_path):
     await kept.record_tasks(journal, "new")
     assert (await rows_of(journal, "new"))["ended_tasks"] == TASKS
