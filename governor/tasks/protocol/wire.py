@@ -139,7 +139,7 @@ class Begun(_AttemptReport, frozen=True):
 class Over(_AttemptReport, frozen=True):
     """The callable has returned or raised; `error` is one line and empty for a success. `at` is the runner's clock.
     `dropped`: the attempt was cancelled, and its other runs are not executed. `leaves_processes`: it is the last of a bundle, and
-    there are processes below the runner.
+    there are processes below the runner, or threads of user code, which may start some.
     """
 
     run: int

@@ -20,6 +20,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -94,6 +95,7 @@ class Serving:
         self._pid = os.getpid()
         self._began = time.time()
         self._forked = False
+        self._threads = threading.active_count()
         self._loaded: set[tuple[str, bool]] = set()
         """Packs that were unpickled before, so that fetching from them is quick."""
         self._cancellation = Cancellation()
@@ -177,7 +179,7 @@ class Serving:
             over = self._attempt(work_items[TICKET.unpack(claim)[0]], over)
             self._cancellation.listen()
         self._output.end()
-        if over and _has_children():
+        if over and (threading.active_count() > self._threads or _has_children()):
             over[-1] = msgspec.structs.replace(over[-1], leaves_processes=True)
         self._reports.send(*over)
 

@@ -48,7 +48,7 @@ class _ConnectedProcess(ABC):
         track: runs a coroutine until it has ended. on_revoked: called with the tickets that were taken back, or with None
             if that is not known. file_receiver: for a runner that does not see the run's folder. exit_code: that of an
             `os._exit` of user code. lost: whether its node was lost. runs_left: about so many runs of what it was sent have not ended.
-            leaves_processes: whether its last bundle has.
+            leaves_processes: of its last bundle, as `Over` says it.
     """
 
     connection: RunnerConnection
@@ -64,9 +64,10 @@ class _ConnectedProcess(ABC):
 
     def count(self, documents: list[FromRunner]) -> None:
         """Of one read."""
-        self.runs_left -= sum(type(each) is Over for each in documents)
-        last = documents[-1]
-        self.leaves_processes = type(last) is Over and last.leaves_processes
+        for each in documents:  # threads that a task has left may report behind its end
+            if type(each) is Over:
+                self.runs_left -= 1
+                self.leaves_processes = each.leaves_processes
 
     def close(self) -> None:
         """Delivers what it has written before its exit, and cancels pending calls: they are about a runner that has exited."""

@@ -109,6 +109,31 @@ class Bare:
         return self.exp_id
 
 
+class Leaving(Bare):
+    """Leaves a thread that reports, and a process, which with `path` that thread starts: its pid is in the file then."""
+
+    def __init__(self, exp_id, path=None):
+        super().__init__(exp_id)
+        self.path = path
+
+    def run(self, context):
+        child = 0 if self.path else self.start()
+
+        def report():
+            time.sleep(0.1)
+            if self.path:
+                self.path.write_text(str(self.start()))
+            while True:
+                context.tell(at=time.time())
+                time.sleep(0.02)
+
+        threading.Thread(target=report, daemon=True).start()
+        return os.getpid(), child
+
+    def start(self):
+        return subprocess.Popen(["sleep", "600"]).pid
+
+
 class Later(Bare):
     run = None
 

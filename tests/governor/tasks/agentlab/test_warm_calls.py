@@ -25,7 +25,7 @@ from governor.tasks.cluster import warm_runners
 from governor.tasks.cluster.warm_runners import WARM
 from governor.tasks.runners import handle
 from tests.support.living import lives
-from tests.support.user_code.experiments import Exp
+from tests.support.user_code.experiments import Exp, Leaving
 
 pytestmark = pytest.mark.usefixtures("harness")
 
@@ -166,6 +166,20 @@ def test_what_a_task_leaves_behind_is_dead_when_the_call_returns():
     assert len(kept()) == 1, "the runner that had a child is not used again"
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_nor_does_a_process_live_on_whose_task_has_left_a_thread_that_reports_or_starts_it(is_late, tmp_path):
+    path = tmp_path / "pid" if is_late else None
+    pids_of(*both())  # each of the next two has a runner of its own
+    found = execute_task_graph([Leaving("a", path), Exp("b", "sleep", 0.6)])
+    runner, child = found["a"]
+    assert runner not in kept()
+    child = int(path.read_text()) if path else child
+    end = time.monotonic() + 20
+    while lives(child):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 def test_code_that_was_changed_in_between_is_imported_anew(tmp_path, monkeypatch):
     module = tmp_path / "changing.py"
     monkeypatch.syspath_prepend(tmp_path)
@@ -290,7 +304,7 @@ from pathlib import Path
 import ray
 from governor.tasks import execute_task_graph, run_exp
 from tests.support.living import lives
-from tests.support.user_code.experiments import Exp
+from tests.support.user_code.experiments import Exp, Leaving
 
 def call():
     folder = Path(tempfile.mkdtemp(dir=sys.argv[1]))
