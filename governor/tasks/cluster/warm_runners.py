@@ -103,6 +103,8 @@ class WarmRunners:
         self._until: dict[IdleRunner, float] = {}
         """The end of each one's idle time, in seconds of the monotonic clock."""
         self._thread: threading.Thread | None = None
+        self._late: list[IdleRunner] = []
+        """Those that the thread is ending."""
         self._looks_at = 0.0
         """The moment to which the thread waits."""
         self._is_registered = False
@@ -123,7 +125,7 @@ class WarmRunners:
                 self._thread = threading.Thread(target=self._end_late, name="tasks.warm", daemon=True)
                 self._thread.start()
             elif until < self._looks_at:
-                self._changed.notify()
+                self._changed.notify_all()
         return True
 
     def take(self, *, worker: str, import_path: tuple[str, ...]) -> IdleRunner | None:
@@ -148,15 +150,17 @@ class WarmRunners:
             ending = [runner for runner in self._until if worker in (None, runner.worker)]
             for runner in ending:
                 del self._until[runner]
-            thread = None if self._until else self._thread
-            self._changed.notify()
+            thread = self._thread if self._is_closed and not self._until else None
+            self._changed.notify_all()
         end_all(ending)
+        with self._changed:  # not until the thread ends: another one may keep runners meanwhile
+            self._changed.wait_for(lambda: not self._late)
         if thread is not None:
             thread.join()
 
     def forget(self) -> list[IdleRunner]:
         """In a forked child: they are its parent's."""
-        inherited, self._until = list(self._until), {}
+        inherited, self._until, self._late = list(self._until), {}, []
         for runner in inherited:
             runner.close()
         self._changed, self._thread = threading.Condition(), None  # the lock may be held
@@ -182,9 +186,10 @@ class WarmRunners:
         while True:
             with self._changed:
                 now = time.monotonic()
-                late = [runner for runner, until in self._until.items() if until <= now]
+                self._late = late = [runner for runner, until in self._until.items() if until <= now]
                 for runner in late:
                     del self._until[runner]
+                self._changed.notify_all()
                 if not late:
                     if not self._until:
                         self._thread = None

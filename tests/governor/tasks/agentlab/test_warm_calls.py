@@ -261,30 +261,6 @@ def test_a_fork_has_none_of_them():
     assert pids_of(*both()) == pids
 
 
-class Kept:
-    def __init__(self, pid):
-        self.pid = pid
-
-
-def test_one_that_cannot_be_ended_does_not_keep_the_others(monkeypatch):
-    ended = threading.Event()
-
-    def end_all(runners):
-        if runners[0].pid == 1:
-            raise OSError("too many open files")
-        ended.set()
-
-    monkeypatch.setattr(warm_runners, "end_all", end_all)
-    warm = warm_runners.WarmRunners()
-    assert warm.keep(Kept(1), seconds=0)
-    first = warm._thread
-    assert warm.keep(Kept(2), seconds=0.5)
-    assert ended.wait(20)
-    if first is not None:
-        first.join(20)
-    assert warm._thread is None
-
-
 def test_none_is_let_go_of_once_the_interpreter_ends(monkeypatch):
     """To end it then would hold up the driver's loop: those that are not kept are ended together."""
     monkeypatch.setattr(WARM, "_is_registered", True)
@@ -304,7 +280,7 @@ from pathlib import Path
 import ray
 from governor.tasks import execute_task_graph, run_exp
 from tests.support.living import lives
-from tests.support.user_code.experiments import Exp, Leaving
+from tests.support.user_code.experiments import Exp
 
 def call():
     folder = Path(tempfile.mkdtemp(dir=sys.argv[1]))
