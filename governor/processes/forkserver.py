@@ -277,7 +277,9 @@ def _launch() -> Forkserver:
     try:
         with _environment({**changes, ORDER_VARIABLE: order.dump()}):
             forkserver.set_forkserver_preload([Order.__module__])
-            forkserver.ensure_running()
+            resource_tracker.ensure_running()  # as the forkserver would: it unblocks SIGINT
+            with _blocked(signal.SIGINT):
+                forkserver.ensure_running()
         _helper.ensure_running = _do_nothing  # a fork must not start another forkserver
         pid: int = _helper._forkserver_pid  # noqa: SLF001 - see _helper
         return Forkserver(pid=pid, receiver=receiver, secret=secret, output=output)
@@ -302,6 +304,16 @@ def _in_thread(order: Callable[[], object]) -> asyncio.Future[None]:
 
     threading.Thread(target=run, name="forking", daemon=True).start()
     return forked
+
+
+@contextlib.contextmanager
+def _blocked(number: signal.Signals) -> Iterator[None]:
+    """A forkserver inherits it: a Ctrl-C at its terminal must not reach it before it ignores that."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _do_nothing() -> None:

@@ -141,6 +141,13 @@ class TestWarmUp:
         process.warm_up(preload=False)
         assert await process.warm()
 
+    async def test_ctrl_c_while_it_starts_does_not_reach_it(self):
+        process.shut_down()
+        process.warm_up(preload=False)
+        os.kill(forkserver._server.pid, signal.SIGINT)  # as a terminal sends it
+        assert await process.warm()
+        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
     async def test_one_that_hangs_is_an_error_after_the_deadline(self, tmp_path, monkeypatch):
         (tmp_path / "hanging_module.py").write_text("import threading; threading.Event().wait()")
         monkeypatch.syspath_prepend(str(tmp_path))
