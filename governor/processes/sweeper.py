@@ -49,9 +49,9 @@ def fork_sweeper() -> None:
 
 
 @contextlib.contextmanager
-def beside(folder: Path) -> Iterator[None]:
+def beside(*folders: Path) -> Iterator[None]:
     """While the context is open this process has a mark of its own, and a sweeper waits for its death: it kills then what
-    has the mark, and removes the folder. Another process with the mark of a daemon may have started this one.
+    has the mark, and removes the folders. Another process with the mark of a daemon may have started this one.
     """
     before = kill_tree.own_mark()
     mark = kill_tree.mark_self(kill_tree.new_mark())
@@ -60,8 +60,19 @@ def beside(folder: Path) -> Iterator[None]:
         return
     import subprocess  # noqa: PLC0415  # the guard needs none
 
+    root = str(Path(__file__).parents[2])
+    paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))  # as the forkserver's
     sweeper = subprocess.Popen(
-        [sys.executable, "-P", "-m", "governor.processes.sweeper", str(os.getpid()), str(mark), str(folder)],
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "governor.processes.sweeper",
+            str(os.getpid()),
+            str(mark),
+            *map(str, folders),
+        ],
+        env={**os.environ, "PYTHONPATH": paths},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         start_new_session=True,
@@ -115,7 +126,8 @@ def main() -> None:
     _sweep_now(mark)
     import shutil  # noqa: PLC0415  # as above
 
-    shutil.rmtree(sys.argv[3], ignore_errors=True)
+    for folder in sys.argv[3:]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

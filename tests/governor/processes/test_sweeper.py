@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -45,6 +46,26 @@ sys.stdin.readline()
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
 print(guard.sweep())
 """
+
+BESIDE = """
+import psutil, sys, time
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from governor.processes import sweeper
+sys.executable = sys._base_executable  # which has no packages
+with sweeper.beside(Path("/nonexistent")):
+    [child] = psutil.Process().children()
+    while child.status() != psutil.STATUS_ZOMBIE and child.name() != sweeper.NAME:
+        time.sleep(0.01)
+    print(child.name())
+"""
+
+
+def test_the_sweeper_of_a_script_needs_no_package_that_is_installed(tmp_path):
+    run = [sys.executable, "-c", BESIDE, str(Path(__file__).parents[3])]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "gov-sweeper\n", done.stderr
 
 
 @pytest.fixture
