@@ -179,10 +179,9 @@ class Unreachable(GovernorError):
     exit_code = ExitCode.UNREACHABLE
     code = "unreachable"
 
-    def __init__(self, endpoint: str, detail: str, *, is_broker: bool = False) -> None:
+    def __init__(self, endpoint: str, detail: str = "", *, text: str = "") -> None:
         self.endpoint = endpoint
-        daemon = f"no daemon answers at {endpoint} ({detail}); is `governor serve` running?"
-        super().__init__(f"no broker answers at {endpoint}: {detail}" if is_broker else daemon)
+        super().__init__(text or f"no daemon answers at {endpoint} ({detail}); is `governor serve` running?")
 
 
 class NoAnswer(GovernorError):
@@ -276,9 +275,16 @@ def refusal_of(error: GovernorError) -> Refused:
 
 def from_transport(error: TransportError, *, endpoint: str) -> GovernorError:  # noqa: PLR0911  # one for each kind
     """The error for a request of the executor that has failed."""
+    from governor.messages import SERVICE  # noqa: PLC0415  # as above
     from transport import errors  # noqa: PLC0415  # as above
 
     match error:
+        case errors.MalformedFrames():
+            return UsageError(str(error))
+        case errors.ServiceNotFound() if error.service != SERVICE:
+            return Unreachable(
+                endpoint, text=f"no RunGovernor {error.service!r} serves at {endpoint}; has it ended?"
+            )
         case errors.BrokerUnreachable():
             return Unreachable(endpoint, str(error))
         case errors.DeadlineExceeded():

@@ -258,7 +258,8 @@ class Executor:
         async for _ in events:
             pass
         if events.end is None or events.end.outcome == "interrupted":
-            raise GoingDown(f"the daemon went down; run {run.uid} goes on when it is started again")
+            then = "goes on when it is started again" if self.service == SERVICE else "has ended with it"
+            raise GoingDown(f"the daemon went down; run {run.uid} {then}")
         return Result.of(await self.result(run.uid))
 
     async def status(self, uid: str | None = None) -> StatusReport:

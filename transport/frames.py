@@ -233,7 +233,7 @@ def service_name(name: str) -> bytes:
     Raises:
         MalformedFrames: it has not 1 to 255 printable ASCII characters.
     """
-    return _service(name.encode())
+    return _service(name.encode(errors="surrogatepass"))
 
 
 def _service(frame: Frame) -> bytes:

@@ -30,7 +30,7 @@ from governor import config, logs
 from governor.daemon import folders
 from governor.daemon.daemon import Daemon
 from governor.daemon.systemd import SystemdNotifier
-from governor.errors import AlreadyEnded, TryAgain, Unreachable, UsageError
+from governor.errors import AlreadyEnded, GovernorError, TryAgain, Unreachable, UsageError
 from governor.messages import Abort
 from governor.processes import kill_tree, sweeper
 from governor.runs import run_governor
@@ -46,13 +46,14 @@ if TYPE_CHECKING:
     from governor.processes.process import ChildProcess
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-NOT_REGISTERED: Final = "it does not register this RunGovernor; is that its endpoint for workers?"
+NOT_REGISTERED: Final = "no broker registers this RunGovernor at {}; is that its endpoint for workers?"
+BROKERS_OWN: Final = "mmi."
 CHECK_SECONDS: Final = 1.0
 """A run on its way from the queue to the slot is back in the queue by then."""
 RESULT_SECONDS: Final = 1.0
 """Clients that have followed an aborted run to its end ask for its result within this time."""
 LONGEST_PARENT: Final = 44
-"""Bytes; the paths of sockets are below it."""
+"""Bytes; the paths of sockets are below it. Records are where `TMPDIR` says, however long."""
 LAST_OF_ALL: Final = -200
 """Multiprocessing removes its own folder with -100."""
 
@@ -66,7 +67,7 @@ class RunGovernor(run_governor.RunGovernor):
 
     It is the worker of a service at the broker, and needs no daemon. ``Executor(broker.client_endpoint, service="my-governor")``
     submits runs to it, follows and aborts them, reads their results, and stops it. Runs are played one after the other. Their record
-    is in temporary files: when `run` returns it is gone.
+    is in temporary files (below ``TMPDIR``): when `run` returns it is gone.
 
     Args:
         broker_uri: the broker's endpoint for workers.
@@ -89,6 +90,9 @@ class RunGovernor(run_governor.RunGovernor):
         """Why it is to end, each time."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ends = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._starting: asyncio.Timeout | None = None
+        """It is at an end when this RunGovernor is asked to end before it serves."""
 
     @property
     def shutdown(self) -> bool:
@@ -107,7 +111,13 @@ class RunGovernor(run_governor.RunGovernor):
         self._asked.append(reason or "stopped by request")
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._ends.set)
+                self._loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
+        self._ends.set()
+        starting, self._starting = self._starting, None
+        if starting is not None:
+            starting.reschedule(0)
 
     async def run(self) -> None:
         """Serves until `shutdown` is set, a client stops it, or a signal comes; nothing is left of its runs then.
@@ -115,11 +125,14 @@ class RunGovernor(run_governor.RunGovernor):
         Ctrl-C, SIGTERM and a cancellation abort its runs in order. Call it in the main thread.
 
         Raises:
-            UsageError: `broker_uri` is no endpoint, or `uid` no name of a service.
+            UsageError: `broker_uri` is no endpoint, or `uid` no name of a service; or it has ended with an error before.
             Unreachable: no broker has registered it within 10 s. Later it waits for a broker that is gone.
-            TryAgain: this process has another RunGovernor at work, or the broker another one of this uid; or the disk is full.
+            TryAgain: this process has another RunGovernor at work, or this user another one of this uid at the broker, on this
+                machine; or the disk is full.
             ProcessError: it was called in another thread, or a process that it needs could not be kept alive.
         """
+        if self._failure is not None:
+            raise UsageError(f"this RunGovernor has ended already ({self._failure!r}): build another one")
         if self.shutdown:
             return
         try:
@@ -127,31 +140,41 @@ class RunGovernor(run_governor.RunGovernor):
             service_name(self.uid)
         except TransportError as error:
             raise UsageError(str(error)) from error
+        if self.uid.startswith(BROKERS_OWN):
+            raise UsageError(
+                f"{self.uid!r} is a service of the broker itself, as all whose names begin with {BROKERS_OWN!r}"
+            )
         logs.use_standard_logging()
         self._loop = asyncio.get_running_loop()
         with _alone_in_process(), _claimed(endpoint, self.uid), _deferred(self._on_signal):
             try:
                 await self._serve(endpoint)
+            except BaseException as error:
+                self._failure = None if self._asked else error
+                raise
             finally:
                 self._asked = self._asked or ["it has ended"]
 
     async def _serve(self, endpoint: str) -> None:
-        folder = _folder()
-        state = Path(tempfile.mkdtemp(prefix="state-", dir=folder))
+        folder = _folder(os.getpid())
+        state = Path(tempfile.mkdtemp(prefix="governor-"))
         options = {"state_dir": state, "runtime_dir": folder / "run", "log_level": "warning"}
         settings = config.load(options=options)
         left: list[ChildProcess] = []
         try:
             with ExitStack() as taken, _collecting_as_before():
-                taken.enter_context(sweeper.beside(folder))
+                taken.enter_context(sweeper.beside(folder, state))
                 taken.enter_context(folders.acquired(settings))
                 host = _Host(self, settings, taken)
-                async with host.running(), AsyncExitStack() as stack:
-                    gc.unfreeze()  # all that is the script's
+                async with AsyncExitStack() as stack:
+                    if self._asked:
+                        return
                     try:
-                        await host.register(stack, endpoint, self.uid, None)
-                    except TimeoutError:
-                        raise Unreachable(endpoint, NOT_REGISTERED, is_broker=True) from None
+                        await self._start(host, stack, endpoint)
+                    except (TimeoutError, GovernorError):
+                        if self._asked:
+                            return
+                        raise
                     try:
                         await self._until_asked(host)
                     finally:
@@ -160,6 +183,20 @@ class RunGovernor(run_governor.RunGovernor):
             for child in left:
                 await asyncio.to_thread(kill_tree.kill_tree, child.pid, None, child.mark)
             await asyncio.to_thread(shutil.rmtree, state, ignore_errors=True)
+
+    async def _start(self, host: _Host, stack: AsyncExitStack, endpoint: str) -> None:
+        """Raises TimeoutError when it is asked to end meanwhile, Unreachable when no broker registers it."""
+        async with asyncio.timeout(None) as starting:
+            self._starting = starting
+            try:
+                await stack.enter_async_context(host.running())
+                gc.unfreeze()  # all that is the script's
+                try:
+                    await host.register(stack, endpoint, self.uid, None)
+                except TimeoutError:
+                    raise Unreachable(endpoint, text=NOT_REGISTERED.format(endpoint)) from None
+            finally:
+                self._starting = None
 
     async def _until_asked(self, host: _Host) -> None:
         """Raises the error that has ended the daemon."""
@@ -261,8 +298,10 @@ class _Host(Daemon):
 
 
 @functools.cache
-def _folder() -> Path:
-    """A short one of mode 0700 for this process, removed when it ends, after multiprocessing has removed its own folder in it."""
+def _folder(_pid: int) -> Path:
+    """A short one of mode 0700 for this process, not for one of which it is a fork; removed when it ends, after multiprocessing has
+    removed its own folder in it.
+    """
     is_long = len(os.fsencode(tempfile.gettempdir())) > LONGEST_PARENT
     folder = Path(tempfile.mkdtemp(prefix="governor-", dir="/tmp" if is_long else None))  # noqa: S108  # it makes a folder of mode 0700
     util.Finalize(None, shutil.rmtree, (folder, True), exitpriority=LAST_OF_ALL)
@@ -274,7 +313,8 @@ def _alone_in_process() -> Iterator[None]:
     """Raises TryAgain."""
     if not _in_work.acquire(blocking=False):
         raise TryAgain(
-            "this process has a RunGovernor at work: start another one in a process of its own, or a daemon with `slots`"
+            "this process, or that of which it is a fork, has a RunGovernor at work: start another one in a process of its own "
+            "(`spawn`), or a daemon with `slots`"
         )
     try:
         yield
@@ -317,7 +357,7 @@ def _deferred(on_signal: Callable[[int], None]) -> Iterator[None]:
             signal.signal(number, before)
         if arrived:
             if usual[signal.Signals(arrived[0])] is signal.SIG_DFL:  # this is the end: nothing runs at exit
-                shutil.rmtree(_folder(), ignore_errors=True)
+                shutil.rmtree(_folder(os.getpid()), ignore_errors=True)
             signal.raise_signal(arrived[0])
 
 

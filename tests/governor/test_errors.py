@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 
+import transport.errors
 from governor import errors
 from governor.errors import ExitCode, GovernorError, from_refusal, refusal_of, text_of
 from governor.messages import Fault
@@ -76,6 +77,28 @@ def test_a_refusal_of_an_unknown_code_is_known_by_its_exit_code():
     error = from_refusal(type(refused)(code="new", message="later", exit_code=75), source="")
     assert isinstance(error, errors.TryAgain)
     assert (error.code, error.exit_code) == ("new", ExitCode.TRY_AGAIN)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (
+            transport.errors.ServiceNotFound("governor", "no worker"),
+            errors.Unreachable,
+            "is `governor serve` running?",
+        ),
+        (
+            transport.errors.ServiceNotFound("mine", "no worker"),
+            errors.Unreachable,
+            "no RunGovernor 'mine' serves at ipc:///b",
+        ),
+        (transport.errors.MalformedFrames("no name"), errors.UsageError, "no name"),
+    ],
+)
+def test_an_error_of_the_transport_names_what_was_asked(error, kind, text):
+    found = errors.from_transport(error, endpoint="ipc:///b")
+    assert type(found) is kind
+    assert text in str(found)
 
 
 class Mute(Exception):

@@ -55,16 +55,18 @@ async def line():
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ex-", dir="/tmp"))
         client, worker = f"ipc://{folder}/c", f"ipc://{folder}/w"
 
-        async def open_one(*, patience=0.5, awaits_restart=True, **limits):
+        async def open_one(*, patience=0.5, awaits_restart=True, service=SERVICE, **limits):
             broker = Broker(
                 BrokerSettings(client_endpoint=client, worker_endpoint=worker, limits=BrokerLimits(**limits))
             )
             await stack.enter_async_context(broker)
-            made = Executor(client, timeout=0.5, patience=patience, awaits_restart=awaits_restart)
+            made = Executor(
+                client, timeout=0.5, patience=patience, awaits_restart=awaits_restart, service=service
+            )
             return await stack.enter_async_context(made)
 
-        def serve(handler, **options):
-            return Worker(worker, SERVICE, handler, **options)
+        def serve(handler, service=SERVICE, **options):
+            return Worker(worker, service, handler, **options)
 
         yield SimpleNamespace(open=open_one, serve=serve)
 
@@ -237,8 +239,13 @@ async def test_a_watch_continues_with_the_next_daemon(line):
     assert events.end.outcome == "finished"
 
 
-async def test_waiting_for_a_run_of_a_daemon_that_goes_down_ends(line):
-    executor = await line.open(awaits_restart=False)
+@pytest.mark.parametrize(
+    ("service", "then"),
+    [("governor", "goes on when it is started again"), ("mine", "has ended with it")],
+    ids=["daemon", "RunGovernor"],
+)
+async def test_waiting_for_a_run_of_a_daemon_that_goes_down_ends(line, service, then):
+    executor = await line.open(awaits_restart=False, service=service)
 
     async def stopping(request):
         if isinstance(decode_request(request.body[0]), Watch):
@@ -249,8 +256,8 @@ async def test_waiting_for_a_run_of_a_daemon_that_goes_down_ends(line):
         head = {"pid": 1, "version": "0", "endpoint": "", "uptime": 0, "slots": 1, "state": "stopping"}
         return [encode(StatusReport(runs=(run,), **head))]
 
-    async with line.serve(stopping, credit=2), asyncio.timeout(20):
-        with pytest.raises(GoingDown, match="run abc goes on when it is started again"):
+    async with line.serve(stopping, credit=2, service=service), asyncio.timeout(20):
+        with pytest.raises(GoingDown, match=f"run abc {then}"):
             await executor.wait("ab")
 
 

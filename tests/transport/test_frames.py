@@ -125,6 +125,12 @@ def test_malformed_for_a_worker(frames):
         mdp.parse_worker(frames)
 
 
+@pytest.mark.parametrize("name", ["", "s" * 256, "a\0b", "städtisch", "\udcff"])
+def test_text_that_is_no_name_of_a_service(name):
+    with pytest.raises(MalformedFrames, match="1 to 255 printable ASCII"):
+        mdp.service_name(name)
+
+
 @pytest.mark.parametrize(
     "frames",
     [

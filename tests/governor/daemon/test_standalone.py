@@ -1,37 +1,13 @@
-"""A `RunGovernor` in a script of its own, as users of palaestrAI build it: cases of its RunGovernor and Executor, then how a script can end."""
+"""A `RunGovernor` in a script of its own, as users of palaestrAI build it: cases of its RunGovernor and Executor, then brokers."""
 
 from __future__ import annotations
 
-import contextlib
 import signal
 
-import psutil
 import pytest
 
 from governor import RunGovernor
 from governor.errors import UsageError
-from tests.support.living import lives
-from tests.support.serving_script import SECONDS, Script, processes
-
-
-@pytest.fixture
-def play(short_path):
-    """Starts a script. When the test is over nothing of it is left, also not in the folder of temporary files."""
-    started = []
-
-    def start(body):
-        started.append(Script(short_path, body))
-        return started[-1]
-
-    yield start
-    for script in started:
-        script.process.kill()
-        script.process.communicate()
-    left = list(processes(short_path))
-    _, alive = psutil.wait_procs(left, timeout=SECONDS)  # the sweeper itself may be about to end
-    assert [process.cmdline() for process in alive] == []
-    assert list(short_path.glob("governor-*")) == []
-
 
 # -- cases of palaestrAI's RunGovernor and Executor ---------------------------------------------------------------------
 
@@ -195,6 +171,8 @@ def test_a_run_governor_is_built_without_a_broker():
         (None, "g", "bad endpoint 'None': expected ipc:///path or tcp://address:port"),
         ("example://none", "g", "bad endpoint 'example://none'"),
         ("ipc:///tmp/workers", "é", "a service name has 1 to 255 printable ASCII characters"),
+        ("ipc:///tmp/workers", "\udcff", "a service name has 1 to 255 printable ASCII characters"),
+        ("ipc:///tmp/workers", "mmi.x", "'mmi.x' is a service of the broker itself"),
     ],
 )
 async def test_what_makes_no_sense_is_refused_when_it_runs(broker, uid, error):
@@ -242,97 +220,23 @@ def test_who_can_not_serve_is_told_why(play):
         governor.shutdown = True
         await running
         daemon.REGISTER_SECONDS = 0.1
-        await error_of(RunGovernor("ipc:///nowhere").run())
+        lost = RunGovernor("ipc:///nowhere")
+        await error_of(lost.run())
+        await error_of(lost.run())
         await asyncio.to_thread(lambda: asyncio.run(error_of(RunGovernor(broker.worker_endpoint).run())))
         """
     )
     code, told, log = script.end()
     assert code == 0, log
-    assert [each.get("error") for each in told] == ["TryAgain", None, "Unreachable", "ProcessError"]
-    assert "this process has a RunGovernor at work" in told[0]["text"]
+    assert [each.get("error") for each in told] == [
+        "TryAgain",
+        None,
+        "Unreachable",
+        "UsageError",
+        "ProcessError",
+    ]
+    assert "has a RunGovernor at work" in told[0]["text"]
     assert "TryAgain: another RunGovernor 'governor-0' serves at" in told[1]["last"]
-    assert "no broker answers at ipc:///nowhere" in told[2]["text"]
-    assert "from the main thread only" in told[3]["text"]
-
-
-# -- ends of the script ---------------------------------------------------------------------------------------------
-
-AT_WORK = """
-uid = await executor.submit(run(detaches=True))
-await until(executor, uid, "phase.started")
-tell(detached=int(open("detached").read()))
-"""
-
-
-@pytest.mark.system
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
-def test_a_signal_ends_the_run_in_order_and_then_the_script(play, number):
-    script = play(AT_WORK + "await running")
-    detached = script.told()["detached"]
-    script.process.send_signal(number)
-    code, _, log = script.end()
-    assert code == -number
-    assert "outcome='aborted'" in log
-    assert f"reason='{number.name}'" in log
-    assert not lives(detached)
-
-
-@pytest.mark.system
-def test_a_second_signal_ends_it_at_once(play):
-    script = play(AT_WORK + "await running")
-    script.told()
-    script.process.send_signal(signal.SIGSTOP)  # both are there when it goes on
-    script.process.send_signal(signal.SIGINT)
-    script.process.send_signal(signal.SIGTERM)
-    script.process.send_signal(signal.SIGCONT)
-    code, _, log = script.end()
-    assert code in {-signal.SIGINT, -signal.SIGTERM}
-    assert "signal='SIGKILL'" in log
-    assert "signal='SIGTERM'" not in log
-
-
-@pytest.mark.system
-def test_a_killed_script_leaves_nothing(play):
-    script = play(AT_WORK + "await running")
-    detached = script.told()["detached"]
-    assert lives(detached)
-    script.process.kill()
-    script.process.wait()
-    with contextlib.suppress(psutil.NoSuchProcess):
-        psutil.Process(detached).wait(SECONDS)
-
-
-@pytest.mark.system
-@pytest.mark.parametrize(
-    ("end", "outcome"),
-    [
-        ("running.cancel(); tell(outcome=(await executor.wait(uid)).outcome); await running", "aborted"),
-        ("raise ValueError('a fault of the script')", None),
-    ],
-    ids=["cancelled", "raised"],
-)
-def test_a_script_that_ends_while_it_serves_leaves_nothing(play, end, outcome):
-    script = play(AT_WORK + end)
-    detached = script.told()["detached"]
-    code, told, log = script.end()
-    assert code == 1, log
-    assert [each["outcome"] for each in told] == ([outcome] if outcome else [])
-    assert ("run.lost" in log) == (outcome is None)
-    assert not lives(detached)
-
-
-@pytest.mark.system
-def test_handlers_of_the_script_get_their_signals(play):
-    script = play(
-        """
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: setattr(governor, "shutdown", True))
-        uid = await executor.submit(run())
-        await until(executor, uid, "phase.started")
-        end = asyncio.create_task(executor.wait(uid))
-        os.kill(os.getpid(), signal.SIGTERM)
-        tell(reason=(await end).reason)
-        await running
-        """
-    )
-    code, told, log = script.end()
-    assert (code, told) == (0, [{"reason": "shutdown was set"}]), log
+    assert "no broker registers this RunGovernor at ipc:///nowhere" in told[2]["text"]
+    assert "has ended already (Unreachable" in told[3]["text"]
+    assert "from the main thread only" in told[4]["text"]
