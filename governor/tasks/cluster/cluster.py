@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import math
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -21,9 +19,10 @@ from governor.episodes.entries import call_in_loop
 from governor.errors import ConductorError
 from governor.tasks.cluster.joining import join, worker_id
 from governor.tasks.cluster.liveness import all_answer, answers, ended, first_ended, race
+from governor.tasks.cluster.nodes import Nodes, RayNode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from concurrent.futures import Future
 
     from governor.tasks.cluster.liveness import Server
@@ -38,22 +37,10 @@ ASK_AGAIN_SECONDS: Final = 1.0
 REFRESH_SECONDS: Final = 5.0
 """Between two queries for the nodes: Ray does not notify its drivers of nodes that join."""
 AGENT_THREADS: Final = 16
-RAY_NAMES: Final = {"cpus": "CPU", "cpu": "CPU", "gpus": "GPU", "gpu": "GPU"}
-"""Names of `resources` in a run file for Ray's own; `memory` (bytes) and custom ones keep their names."""
 
 T = TypeVar("T")
 
 log = logs.get_logger()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RayNode:
-    """One node that is alive; `resources` are its totals by Ray's names."""
-
-    id: str
-    host: str
-    port: int
-    resources: Mapping[str, float]
 
 
 class Cluster:
@@ -78,9 +65,9 @@ class Cluster:
         """Ray's id of this process on this connection."""
 
     @property
-    def nodes(self) -> list[RayNode]:
+    def nodes(self) -> Nodes:
         """Those that are alive, and were not found lost."""
-        return [node for node in self._alive if node.id not in self._lost]
+        return Nodes(node for node in self._alive if node.id not in self._lost)
 
     async def connect(self) -> None:
         """Opens the connection. Without an address, that of this process is used, and left open at the end.
@@ -171,21 +158,12 @@ class Cluster:
         return [(host, int(port), "Ray's GCS"), *own]
 
     def slots(self, shape: Shape) -> int:
-        """How many runners of this shape fit on all nodes at once; plain ones: the number of CPUs."""
-        if not shape:
-            return max(1, int(sum(node.resources.get("CPU", 0.0) for node in self.nodes)))
-        return sum(_fits(node, demand(shape)) for node in self.nodes)
+        """As of `Nodes`."""
+        return self.nodes.slots(shape)
 
     def why_never(self, shape: Shape) -> str:
-        """Why no node can ever hold a runner of this shape, in one line."""
-        wanted = demand(shape)
-        missing = [
-            f"{name} {amount:g} (the most a node has: {max((n.resources.get(name, 0.0) for n in self.nodes), default=0.0):g})"
-            for name, amount in wanted.items()
-            if all(node.resources.get(name, 0.0) < amount for node in self.nodes)
-        ]
-        what = ", ".join(missing) or f"{dict(wanted)} together on one node"
-        return f"can never be scheduled: no node of the Ray cluster has {what}"
+        """As of `Nodes`."""
+        return self.nodes.why_never(shape)
 
     async def refresh(self) -> bool:
         """Queries the nodes; True if any joined or left since the last call, or since `connect`."""
@@ -216,16 +194,6 @@ class Cluster:
             if is_changed:
                 log.info("ray.nodes", nodes=len(self.nodes))
                 engine.resize(engine.shapes())
-
-    def next_node(self, taken: Mapping[str, int]) -> str | None:
-        """The node for the next plain runner: the one with the fewest for each of its CPUs. Ray would spread runners that
-        hold no resources without regard to either. None if there is only one node.
-        """
-        if len(self.nodes) < 2:
-            return None
-        cpus = {node.id: node.resources.get("CPU", 0.0) for node in self.nodes}
-        some = [node_id for node_id, number in cpus.items() if number > 0] or list(cpus)
-        return min(some, key=lambda node_id: (taken.get(node_id, 0) + 1) / (cpus[node_id] or 1.0))
 
     async def is_lost(self, node_id: str) -> bool:
         """Whether this node is lost: its raylet does not answer."""
@@ -368,16 +336,6 @@ class Cluster:
 def when_done(call: Any, loop: asyncio.AbstractEventLoop, then: Callable[[Future[Any]], None]) -> None:
     """Has `then` called in the loop with the outcome of a call into an actor."""
     call.future().add_done_callback(lambda outcome: call_in_loop(loop, partial(then, outcome)))
-
-
-def demand(shape: Shape) -> dict[str, float]:
-    """The resources of a shape by Ray's names."""
-    return {RAY_NAMES.get(name, name): amount for name, amount in shape}
-
-
-def _fits(node: RayNode, wanted: Mapping[str, float]) -> int:
-    rooms = [math.floor(node.resources.get(name, 0.0) / amount + 1e-9) for name, amount in wanted.items()]
-    return min(rooms, default=0)
 
 
 def _is_here(host: str) -> bool:

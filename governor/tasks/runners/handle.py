@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from governor import logs
 from governor.episodes.entries import call_in_loop
 from governor.processes import kill_tree
-from governor.tasks.cluster.cluster import demand
+from governor.tasks.cluster.nodes import demand
 from governor.tasks.cluster.warm_runners import ActorCall, IdleRunner
 from governor.tasks.protocol.ticket_pipe import RunnerControl
 from governor.tasks.runner_process import settings

@@ -137,7 +137,7 @@ class Runners:
             id=runner,
             shape=shape,
             number=heapq.heappop(self._free_numbers) if self._free_numbers else next(self._new_numbers),
-            planned=None if shape else self._cluster.next_node(self._plain_on),
+            planned=None if shape else self._cluster.nodes.next_node(self._plain_on),
             cluster=self._cluster,
             tasks=self._tasks,
             on_gone=self._gone,

@@ -15,7 +15,8 @@ from structlog.testing import capture_logs
 
 from governor.errors import ConductorError
 from governor.messages import TaskSpec
-from governor.tasks.cluster.cluster import Cluster, RayNode
+from governor.tasks.cluster.cluster import Cluster
+from governor.tasks.cluster.nodes import Nodes, RayNode
 from governor.tasks.engine import Engine
 from governor.tasks.scheduling.events import BatchSpec, RunnerGone
 from tests.support.living import lives
@@ -72,16 +73,15 @@ def is_empty(folder):
 # -- without another machine ---------------------------------------------------------------------------------
 
 
-async def test_plain_runners_go_where_the_most_cpus_are_free():
-    cluster = Cluster(address="", token_path=None, namespace="x")
-    assert cluster.next_node({}) is None
-    cluster._alive = tuple(
+def test_plain_runners_go_where_the_most_cpus_are_free():
+    assert Nodes().next_node({}) is None
+    nodes = Nodes(
         RayNode(id=name, host=name, port=1, resources={"CPU": cpus} if cpus else {})
         for name, cpus in [("head", 0.0), ("small", 2.0), ("large", 6.0)]
     )
     taken = Counter()
     for _ in range(8):
-        taken[cluster.next_node(taken)] += 1
+        taken[nodes.next_node(taken)] += 1
     assert taken == {"small": 2, "large": 6}
 
 
