@@ -12,7 +12,6 @@ import pytest
 
 from governor.daemon import heartbeat
 from governor.daemon.recovery import DEATHS, Recovery
-from governor.journal.journal import Journal
 from governor.journal.readers import Readers
 from governor.messages import EpisodeRecord, TaskRecord
 from governor.processes import kill_tree
@@ -26,13 +25,6 @@ PHASES = [{"name": name, "tasks": [{"id": "t", "call": "m:f"}]} for name in "ab"
 
 def spec(**more):
     return parse({"name": "r", "phases": PHASES, **more}).raw()
-
-
-@pytest.fixture
-async def journal(tmp_path):
-    opened = Journal(tmp_path / "governor.db")
-    yield opened
-    await opened.close()
 
 
 @pytest.fixture(autouse=True)

@@ -21,13 +21,6 @@ RUN = parse(
 
 
 @pytest.fixture
-async def journal(tmp_path):
-    opened = Journal(tmp_path / "governor.db")
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
 async def kept(journal, tmp_path):
     """Of a run `old` of which one task run is missing."""
 

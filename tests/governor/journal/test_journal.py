@@ -18,13 +18,6 @@ from governor.messages.figures import PhaseFigures
 from tests.support.run_results import run_result
 
 
-@pytest.fixture
-async def journal(tmp_path):
-    opened = Journal(tmp_path / "governor.db")
-    yield opened
-    await opened.close()
-
-
 def submission(uid="r1", key=None):
     return lambda tx: tx.submit(uid=uid, key=key, name="n", spec={"name": "n"}, folder="/")
 

@@ -6,7 +6,6 @@ import math
 import pytest
 
 from governor.errors import UsageError
-from governor.journal.journal import Journal
 from governor.messages import ReportedSums, RunResult, TaskRecord, TaskReported
 from governor.result import Result
 from governor.run_file.load import parse
@@ -26,13 +25,6 @@ RECORDS = [
     )
     for run in (1, 0, 4, 2, 3)
 ]
-
-
-@pytest.fixture
-async def journal(tmp_path):
-    made = Journal(tmp_path / "governor.db")
-    yield made
-    await made.close()
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from governor.daemon import recovery
 from governor.episodes.records.episode_file import EpisodeFile, path_of
 from governor.errors import UsageError
 from governor.index_ranges import IndexRanges
-from governor.journal.journal import Journal
 from governor.messages import EpisodeRecord, TaskRecord
 from governor.run_file.load import parse
 from governor.runs.record.resume import (
@@ -42,13 +41,6 @@ def run_of(*phases, until=(), on_failure="fail"):
     conductors = {"environments": {"e": {"entry": "m:E"}}, "agents": {"a": {"entry": "m:A"}}}
     uses = any("s" in holds for holds in phases)
     return parse({"name": "r", "phases": made, **({"conductors": conductors} if uses else {})})
-
-
-@pytest.fixture
-async def journal(tmp_path):
-    opened = Journal(tmp_path / "governor.db")
-    yield opened
-    await opened.close()
 
 
 @pytest.fixture
