@@ -3,12 +3,12 @@
 `tests/` mirrors the code; `system/` plays whole daemons (`deaths/`: what dies, freezes or is taken away), `faults/` is the fault campaign, `examples/` runs what users see.
 
 * Transport: `broker_stage` a broker core with a clock that is a number.
-* Daemon: `api_world` the API for executors over a real broker; `serve_with_known_secret` a daemon with a secret that tests know; `serving_script`
-  a script with a `RunGovernor` of its own.
+* `daemon/`: `api_world` the API for executors over a real broker; `serve_with_known_secret` a daemon with a secret that tests know;
+  `serving_script` a script with a `RunGovernor` of its own.
 * Run file and results: `run_files` a complete run file; `run_results` results with few fields; `reasons` without their place; `example_runs` runs an example.
 * `tasks/`: `core_world` a scheduling core with simulated runners; on Ray `runner_world` runners without an engine, `channel_world`
   the peers of a channel, `scheduling` a shared scheduler, `gate` tasks that wait for a test's orders, `ends` a listener of a batch,
-  `second_node` another Ray node. `conductor_specs` what a conductor gets at its start.
+  `second_node` another Ray node, `agentlab_package` AgentLab from the index. `conductor_specs` what a conductor gets at its start.
 * Episodes: `in_process_commands` commands and results; `recorded_steps` steps, written and read; `stand_in_torch` torch over numpy.
 * `language_models/`: `text_servers` HTTP servers with faults; `text_world` one for whole games; `text_stage` interactors on it;
   `text_phases` phases with a model; `pool_world` an actor pool; `recorded_sessions` sessions of a model;

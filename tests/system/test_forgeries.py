@@ -30,7 +30,7 @@ from governor.messages import (
     encode,
     run_service,
 )
-from tests.support import serve_with_known_secret
+from tests.support.daemon import serve_with_known_secret
 from transport.access import Secret
 from transport.client import Client
 from transport.errors import RequestNotPermitted

@@ -3,7 +3,7 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from tests.support.serving_script import SECONDS, Script, processes
+from tests.support.daemon.serving_script import SECONDS, Script, processes
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from governor.messages import (
 )
 from governor.run_file.load import parse
 from governor.runs.record import result
-from tests.support.api_world import RUN, TWO, done, open_api
+from tests.support.daemon.api_world import RUN, TWO, done, open_api
 from tests.support.run_results import run_result
 
 

@@ -32,7 +32,7 @@ from governor.run_file.load import parse
 from governor.runs.assignment import Assignment
 from governor.runs.record.result import save_result
 from governor.runs.run_governor import RunGovernor
-from tests.support.api_world import RUN, done, open_api
+from tests.support.daemon.api_world import RUN, done, open_api
 from tests.support.figures import with_done
 from tests.support.run_results import run_result
 

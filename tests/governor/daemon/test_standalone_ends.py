@@ -8,8 +8,8 @@ import signal
 import psutil
 import pytest
 
+from tests.support.daemon.serving_script import SECONDS, processes
 from tests.support.living import lives
-from tests.support.serving_script import SECONDS, processes
 
 AT_WORK = """
 uid = await executor.submit(run(detaches=True))

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from governor.daemon import senders
-from tests.support.api_world import RUN, open_api
+from tests.support.daemon.api_world import RUN, open_api
 from transport.access import Peer
 
 ME = {"uid": os.getuid(), "gid": os.getgid(), "pid": os.getpid(), "user": pwd.getpwuid(os.getuid()).pw_name}

@@ -17,7 +17,7 @@ from governor.messages import EpisodeRecord, TaskRecord, encode
 from governor.messages.figures import PhaseFigures
 from governor.processes.identity import ProcessIdentity, boot_id
 from governor.run_file.load import parse
-from tests.support.api_world import open_api
+from tests.support.daemon.api_world import open_api
 from tests.support.run_results import run_result
 
 LAKE = {"entry": "gymnasium:FrozenLake-v1"}

@@ -20,7 +20,7 @@ from governor.tasks import TaskFailed, script_output
 from governor.tasks.agentlab import ray_tasks, use
 from governor.tasks.agentlab.session import GraphSession
 from governor.tasks.script_output import ScriptOutput
-from tests.support import agentlab_package
+from tests.support.tasks import agentlab_package
 from tests.support.user_code.experiments import Exp
 
 ROOT = Path(__file__).parents[4]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 SECONDS = 60
 
 CODE = """\
