@@ -31,6 +31,7 @@ from governor.tasks.runner_process.settings import RunnerSettings
 from governor.tasks.runners import remote_files
 from governor.tasks.runners.channel import RunnerListener
 from governor.tasks.runners.handle import RunnerHandle, ray_options
+from governor.tasks.runners.node_loss import NodeWatches
 from governor.tasks.runners.process import LocalProcess, RemoteProcess
 from governor.tasks.runners.remote_output import RemoteOutput
 from governor.tasks.runners.states import Cause, RunnerState
@@ -117,7 +118,7 @@ class Runners:
         """Numbers in marks, a heap: the lowest is used again, and no two running runners share one."""
         self._new_numbers = count()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._node_watches: dict[str, asyncio.Task[None]] = {}
+        self._node_watches = NodeWatches(cluster=cluster, on_lost=self._node_lost)
         self._closing = False
         self._secret = secrets.token_bytes(32)
         self._marker = f".governor-{secrets.token_hex(8)}"
@@ -201,8 +202,7 @@ class Runners:
             self.kill(runner, "the scheduler ends")
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=2 * kill_tree.KILL_SECONDS)
-        for watch in self._node_watches.values():
-            watch.cancel()
+        self._node_watches.close()
         await self._remote_output.close()
         self._connections.close()
         (self._folder / self._marker).unlink(missing_ok=True)
@@ -291,7 +291,7 @@ class Runners:
                 return
         else:
             process = RemoteProcess(**known, cluster=self._cluster)
-            self._watch_node(hello.node)
+            self._node_watches.follow(hello.node)
             self._remote_output.follow(hello)
         if not hello.shares_folder:
             process.file_receiver = remote_files.FileReceiver(
@@ -325,20 +325,7 @@ class Runners:
     def _announce(self, handle: RunnerHandle) -> None:
         self.listener.runner_changed(RunnerReady(time.monotonic(), handle.id))
 
-    def _watch_node(self, node: str) -> None:
-        if node not in self._node_watches:
-            watch = asyncio.create_task(self._note_loss(node), name=f"node.{node}.watch")
-            self._node_watches[node] = watch
-            watch.add_done_callback(lambda _: self._node_watches.pop(node, None))
-
-    async def _note_loss(self, node: str) -> None:
-        """Watches the raylet: Ray reports its loss much later, and the runners of the node do not notice it."""
-        try:
-            await self._cluster.node_lost(node)
-        except Exception as error:  # noqa: BLE001  # whatever Ray raises: the loss of Ray is handled elsewhere
-            log.warning("node.watch_failed", node=node, reason=f"{type(error).__name__}: {error}")
-            return
-        log.warning("node.lost", node=node)
+    def _node_lost(self, node: str) -> None:
         for handle in list(self._handles.values()):
             if handle.process is not None and handle.node == node:
                 handle.end(Cause.CALL_ENDED)

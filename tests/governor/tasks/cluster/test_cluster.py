@@ -73,7 +73,7 @@ def is_empty(folder):
 # -- without another machine ---------------------------------------------------------------------------------
 
 
-def test_plain_runners_go_where_the_most_cpus_are_free():
+async def test_plain_runners_go_where_the_most_cpus_are_free():
     assert Nodes().next_node({}) is None
     nodes = Nodes(
         RayNode(id=name, host=name, port=1, resources={"CPU": cpus} if cpus else {})
@@ -222,7 +222,7 @@ async def test_a_node_is_lost_its_tasks_go_on_elsewhere_and_that_costs_no_attemp
         (name, "crashed") for name in hit
     )
     assert len(hit) == 2
-    assert node.id not in runners._node_watches
+    assert node.id not in runners._node_watches.watched
     for (name, _), (runner, pid) in ends.started.items():
         assert runner not in there or not lives(pid), name
     await engine.close()
