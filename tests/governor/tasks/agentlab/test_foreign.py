@@ -73,7 +73,7 @@ def test_what_ends_comes_back_with_its_result_or_exception(remote):
 
 
 def wait_for(reference):
-    """The start of its worker, on a cold machine, is no part of what is measured."""
+    """On a cold machine the first call of a worker may take longer than the limits here."""
     import ray
 
     ray.wait([reference], timeout=30)
@@ -83,7 +83,12 @@ def test_nothing_to_wait_for():
     assert poll_for_timeout({}, 1) == {}
 
 
-def test_what_hangs_is_dead_soon_after_its_limit(remote, tmp_path):
+NEVER = 3600
+"""Seconds. A test that waits for so long fails by its own limit, whatever else the machine does."""
+
+
+def test_what_hangs_is_dead_soon_after_its_limit(remote, tmp_path, monkeypatch):
+    monkeypatch.setattr(foreign, "GIVEN_UP_SECONDS", NEVER)
     pids = [str(tmp_path / name) for name in ("sleep", "gil")]
     tasks = {
         "sleep": remote(sleep).remote(pids[0], 600),
@@ -95,9 +100,7 @@ def test_what_hangs_is_dead_soon_after_its_limit(remote, tmp_path):
         assert time.monotonic() < until
         time.sleep(0.01)
     wait_for(tasks["good"])
-    began = time.monotonic()
-    found = poll_for_timeout(tasks, 0.5, poll_interval=10)
-    assert time.monotonic() - began < 4, "it waits for the poll, or for its end"
+    found = poll_for_timeout(tasks, 0.5, poll_interval=NEVER)
     assert found["good"] == 1
     for name, pid in zip(("sleep", "gil"), pids, strict=True):
         assert found[name].outcome == "timed_out"
@@ -136,9 +139,7 @@ def test_ours_beside_theirs(remote, tmp_path):
         "ours bad": run_exp.remote(Exp("bad", "fail")),
     }
     wait_for(tasks["theirs"])
-    began = time.monotonic()
-    found = poll_for_timeout(tasks, 0.5)
-    assert time.monotonic() - began < 5
+    found = poll_for_timeout(tasks, 0.5, poll_interval=NEVER)
     assert (found["theirs"], found["ours"]) == (2, 1)
     assert found["ours bad"].outcome == "failed"
     late = found["ours late"]
