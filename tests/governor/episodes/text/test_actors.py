@@ -6,14 +6,8 @@ import psutil
 import pytest
 
 from governor.episodes.text.actor_pool import ActorHandle, ActorPool, NoEnvironments, process_endpoints
-from tests.support.language_models.text_stage import Parrot, text_stage
+from tests.support.language_models.text_stage import Parrot
 from tests.support.user_code.text_walks import Walk
-
-
-@pytest.fixture
-async def stage():
-    async with text_stage() as made:
-        yield made
 
 
 class OwnPool:

@@ -22,17 +22,10 @@ from governor.episodes import (
 from governor.episodes.text.chat_model import Answer
 from governor.errors import UsageError
 from tests.support.language_models.text_servers import ChatServer, EnvironmentServer
-from tests.support.language_models.text_stage import SECONDS, Parrot, text_stage
+from tests.support.language_models.text_stage import SECONDS, Parrot
 from tests.support.language_models.text_world import Notes
 from tests.support.language_models.users_of_aievobox import Pool, Summing, play_local
 from tests.support.user_code.text_answers import FORMS, Answers, Locked
-
-
-@pytest.fixture
-async def stage():
-    async with text_stage() as made:
-        yield made
-
 
 # the constructor
 

@@ -14,14 +14,8 @@ from governor.episodes.text.environments.environment import (
     EnvironmentUnreachable,
     TextStep,
 )
-from tests.support.language_models.text_stage import Parrot, Walk, text_stage
+from tests.support.language_models.text_stage import Parrot, Walk
 from tests.support.language_models.text_world import SYSTEM
-
-
-@pytest.fixture
-async def stage():
-    async with text_stage() as made:
-        yield made
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,8 @@ from governor.episodes import trajectories
 from governor.episodes.text import episode
 from governor.episodes.text.actor_pool import ActorHandle
 from governor.episodes.text.sessions import DataManager
-from tests.support.language_models.text_stage import SECONDS, Parrot, Walk, text_stage
+from tests.support.language_models.text_stage import SECONDS, Parrot, Walk
 from tests.support.recorded_steps import run_code
-
-
-@pytest.fixture
-async def stage():
-    async with text_stage() as made:
-        yield made
 
 
 class OwnPool:

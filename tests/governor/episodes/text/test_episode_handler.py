@@ -6,14 +6,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from governor.episodes.text.episode_handler import EpisodeHandler
-from tests.support.language_models.text_stage import SECONDS, text_stage
+from tests.support.language_models.text_stage import SECONDS
 from tests.support.reasons import without_place
-
-
-@pytest.fixture
-async def stage():
-    async with text_stage() as made:
-        yield made
 
 
 class Remarks(EpisodeHandler):

@@ -24,15 +24,9 @@ from governor.episodes.text.base_urls import StaticBaseURLProvider
 from governor.episodes.text.environments.environment import EnvironmentHung
 from governor.episodes.text.interactor import Interactor
 from governor.errors import UsageError
-from tests.support.language_models.text_stage import SECONDS, Parrot, Walk, text_stage
+from tests.support.language_models.text_stage import SECONDS, Parrot, Walk
 from tests.support.language_models.text_world import Notes
 from tests.support.recorded_steps import run_code
-
-
-@pytest.fixture
-async def stage():
-    async with text_stage() as made:
-        yield made
 
 
 def test_names_and_defaults_are_those_that_users_know():

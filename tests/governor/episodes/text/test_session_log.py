@@ -7,15 +7,9 @@ import pytest
 
 from governor.episodes.text.sessions import DataManager
 from governor.episodes.trajectories import finalize, read
-from tests.support.language_models.text_stage import SECONDS, text_stage
+from tests.support.language_models.text_stage import SECONDS
 from tests.support.language_models.text_world import Notes
 from tests.support.reasons import without_place
-
-
-@pytest.fixture
-async def stage():
-    async with text_stage() as made:
-        yield made
 
 
 async def test_a_data_manager_may_be_async(stage):

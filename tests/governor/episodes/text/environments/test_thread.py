@@ -2,18 +2,11 @@
 
 import threading
 
-import pytest
 from structlog.testing import capture_logs
 
-from tests.support.language_models.text_stage import SECONDS, text_stage
+from tests.support.language_models.text_stage import SECONDS
 from tests.support.language_models.users_of_aievobox import play_local
 from tests.support.user_code.text_answers import Locked
-
-
-@pytest.fixture
-async def stage():
-    async with text_stage() as made:
-        yield made
 
 
 async def test_inproc_request_json_in_a_thread_leaves_none(stage):
