@@ -78,7 +78,7 @@ async def until(executor, uid, kind):
             return
 
 async def with_executor(broker, governor):
-    async with Executor(broker.client_endpoint, service=governor.uid) as executor:
+    async with Executor(broker.client_endpoint, service=governor.uid, timeout=60) as executor:
         running = asyncio.create_task(governor.run())
         await executor.status()
 {body}
