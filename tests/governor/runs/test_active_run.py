@@ -45,6 +45,7 @@ class World:
         self.failures = []
         secret = Secret.new()
         context = SimpleNamespace(
+            worker_endpoint="ipc://worker",
             secret=secret,
             run_secret=lambda uid: secret.of(uid.encode()),
             run_folder=lambda uid: folder / "runs" / uid,
@@ -56,7 +57,6 @@ class World:
             metrics=Metrics(),
         )
         governor = SimpleNamespace(
-            broker_uri="ipc://worker",
             state=Pristine(),
             post=lambda event, detail: self.posted.put_nowait(event),
         )
