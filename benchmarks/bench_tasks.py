@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import secrets
 import shutil
 import tempfile
 import time
@@ -37,6 +38,8 @@ CPUS = 2
 TURNS = 3
 DEADLINE = 30.0
 AGENTLAB = "AgentLab 0.74 x Ray"
+TOKEN = secrets.token_hex(32)
+"""Of all heads: Ray takes one in each process."""
 
 
 @dataclass
@@ -69,7 +72,7 @@ class Opened:
 
     async def __aenter__(self) -> Stage:
         self.folder = Path(tempfile.mkdtemp(prefix="bt-"))
-        self.head = RayHead(state_folder=self.folder, runtime_folder=self.folder, num_cpus=CPUS)
+        self.head = RayHead(state_folder=self.folder, runtime_folder=self.folder, num_cpus=CPUS, token=TOKEN)
         address = await self.head.start()
         from governor.tasks.cluster.cluster import Cluster  # Ray: only after its variables are set
 
