@@ -179,6 +179,7 @@ def in_process(what: str) -> tuple[dict[str, list[float]], int]:
     try:
         ended = subprocess.run(
             [sys.executable, __file__, "--play", what, "--folder", folder],
+            env={name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")},
             check=False,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
