@@ -52,7 +52,7 @@ async def begin(harness, **more):
 
 
 async def test_how_far_it_is_is_told_before_the_end(harness, monkeypatch):
-    monkeypatch.setattr(finalizer, "REPORT_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(finalizer, "REPORT_SECONDS", (0.0, 3600.0))
     slow = Slow(monkeypatch)
     _, link = await begin(harness)
     told = await asyncio.wait_for(link.next(PartFinalizing), SECONDS)
