@@ -201,7 +201,7 @@ class PackBuilder:
     def add_object(self, thing: Any, label: str) -> None:
         """Adds a callable object. Raises TypeError, with its label, and adds nothing then."""
         kind = self._known_kinds.get(type(thing))
-        if kind is None:
+        if kind is None or "run" in thing.__dict__:
             calls.require_callable(thing, label)
             kind = _kind(thing)
             if calls.runs_by_class(thing):

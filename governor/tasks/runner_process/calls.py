@@ -92,9 +92,10 @@ def require_callable(thing: Any, name: str | None = None) -> None:
 
 
 def runs_by_class(thing: Any) -> bool:
-    """Whether another object of its class can be called, too, whatever its attributes are."""
-    kind = type(thing)
-    return not isinstance(thing, type | partial) and isinstance(getattr(kind, "run", None), FunctionType)
+    """Whether every object of its class can be called that has no `run` among its own attributes, `__dict__`."""
+    if isinstance(thing, type | partial) or not hasattr(thing, "__dict__"):
+        return False
+    return isinstance(getattr(type(thing), "run", None), FunctionType)
 
 
 def lacks_run(thing: Any) -> bool:

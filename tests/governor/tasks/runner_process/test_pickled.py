@@ -181,12 +181,23 @@ async def test_what_cannot_be_sent_is_named(names):
         names.name_call("f")
 
 
+async def test_an_object_whose_own_run_cannot_be_called_is_refused_behind_others_of_its_class(names):
+    class Runs:
+        def run(self):
+            return 1
+
+    runs, hides = Runs(), Runs()
+    hides.run = None
+    with pytest.raises(TypeError, match="b is a Runs, which cannot be called"):
+        names.name_many([runs, hides], ["a", "b"])
+
+
 async def test_a_name_of_large_things_is_short_and_quick():
     assert len(calls.brief(dict.fromkeys(range(1000), "x" * 1000))) < 2000
 
 
 async def test_only_the_first_of_a_kind_says_that_it_loads(world, names):
-    """The scheduler takes back what waits behind one that loads."""
+    """The scheduler takes back what waits behind one that loads for long."""
 
     class Fresh(Counter):
         """No runner has seen it."""
