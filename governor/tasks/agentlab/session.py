@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from governor.tasks.driver import Driver
-    from governor.tasks.pickle_store import PackBuilder
+    from governor.tasks.pickle_packs import PackBuilder
 
 CLOSED: Final = "its session was closed"
 SETTLE_SECONDS: Final = 1.0

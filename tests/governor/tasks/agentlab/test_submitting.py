@@ -90,7 +90,7 @@ def test_others_go_on_while_one_is_pickled():
 
 
 def test_one_that_is_sent_while_its_session_closes_is_refused(monkeypatch):
-    from governor.tasks.pickle_store import PackBuilder
+    from governor.tasks.pickle_packs import PackBuilder
 
     session = GraphSession(SchedulerConfig(grace=0.2))
     session.open()

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import pytest_asyncio
 
+from governor.tasks.pickle_packs import DATA, kind_of
 from governor.tasks.pickle_store import PickleStore
 from governor.tasks.protocol.values import DEEPEST
 from governor.tasks.protocol.wire import Loading
@@ -367,12 +368,33 @@ async def test_many_objects_of_a_class_arrive_as_one_does(world, names, kind, ex
     assert [await value(world, name) for name in named] == [expected(n) for n in range(5)]
 
 
-async def test_an_object_of_a_class_is_pickled_as_the_standard_library_does(names):
-    """The third and later ones are put together from a common start and their attributes."""
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_an_object_of_a_class_is_pickled_as_the_standard_library_does(names, at_once):
+    """From a common start and their attributes: together, or from the third on."""
     packs = names.new_packs()
     things = [Counter([n, {"text": "ä" * n}, (n, None)]) for n in range(5)]
-    for thing in things:
-        packs.add_object(thing, "c")
-    found = [pickle.loads(pickled) for _, pickled in packs._added]
+    if at_once:
+        packs.add_objects(things, ["c"] * 5)
+    else:
+        for thing in things:
+            packs.add_object(thing, "c")
+    found = [pickle.loads(pickled) for pickled in packs._added[DATA].values()]
     assert [type(each) for each in found] == [Counter] * 5
     assert [vars(each) for each in found] == [vars(each) for each in things]
+
+
+async def test_objects_of_several_classes_and_with_methods_of_their_own_keep_their_order(names):
+    packs = names.new_packs()
+    things = [Counter(n) if n % 3 else Slotted(n) for n in range(9)]
+    things[4].run = threading.active_count
+    packs.add_objects(things, list(map(str, range(9))))
+    pickles = packs._added[DATA]
+    assert [type(pickle.loads(pickles[at])) for at in range(9)] == [type(thing) for thing in things]
+    assert packs.kinds == [kind_of(thing) for thing in things]
+
+
+async def test_the_object_of_many_that_cannot_be_pickled_is_named(names):
+    things = [Counter(n) for n in range(9)]
+    things[6].lock = threading.Lock()
+    with pytest.raises(TypeError, match="label 6 cannot be sent"):
+        names.new_packs().add_objects(things, [f"label {n}" for n in range(9)])
