@@ -130,14 +130,16 @@ def _batches(indices: Iterator[int]) -> Iterator[list[EpisodeRecord]]:
 
 
 async def _go_on(folder: Path, uid: str, played: int) -> list[Row]:
-    silence = 0.0
+    silence = longest = 0.0
 
     async def state() -> RunStatus:
-        nonlocal silence
+        nonlocal silence, longest
         asked = perf_counter()
-        known = (await instance.executor.status(uid)).runs[0]
+        report = await instance.executor.status(uid)
         silence = max(silence, perf_counter() - asked)
-        return known
+        assert report.loop is not None
+        longest = report.loop.longest
+        return report.runs[0]
 
     async with Instance(folder=folder, ready_seconds=300.0) as instance:
         while (await state()).episodes_ended <= played:
@@ -162,7 +164,14 @@ async def _go_on(folder: Path, uid: str, played: int) -> list[Row]:
         Row(what=what, figure=resumed, unit="s", at_most=2.0),
         Row(what="daemon meanwhile", figure=daemon, unit="MB RSS", at_most=100),
         Row(what="simulation meanwhile", figure=controller, unit="MB RSS", at_most=150),
-        Row(what="longest wait for a status", figure=silence * 1000, unit="ms", at_most=50),
+        Row(
+            what="longest block of the daemon's loop meanwhile",
+            figure=longest * 1000,
+            unit="ms",
+            at_most=50,
+            note=f"longest wait of a client for a status {silence * 1000:.0f} ms: the cores are also those of broker, "
+            "simulation and client",
+        ),
         Row(
             what="`resume` of it, until it is accepted",
             figure=taken_over,
