@@ -95,6 +95,7 @@ class Daemon:
         self.queue = RunQueue(limit=config.queue_limit)
         self._notifier = notifier
         self._background = Background(state_dir=config.state_dir)
+        self.journal_folder = config.state_dir
         self._wake = asyncio.Event()
         self._signals = 0
         self._refused = ""
@@ -209,7 +210,7 @@ class Daemon:
         )
         reserve.take()
         stack.callback(reserve.release)
-        path = folder / "governor.db"
+        path = self.journal_folder / "governor.db"
         await asyncio.to_thread(schema.examine, path)
         journal = Journal(path, reserve=reserve, on_unreadable=self._background.fail)
         stack.push_async_callback(journal.close)

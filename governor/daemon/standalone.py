@@ -54,6 +54,9 @@ RESULT_SECONDS: Final = 1.0
 """Clients that have followed an aborted run to its end ask for its result within this time."""
 LONGEST_PARENT: Final = 44
 """Bytes; the paths of sockets are below it. Records are where `TMPDIR` says, however long."""
+MEMORY: Final = Path("/dev/shm")  # noqa: S108  # a folder of mode 0700 is made in it
+MEMORY_BYTES: Final = 2**30
+"""Room that must be left there: Ray keeps its objects there too."""
 LAST_OF_ALL: Final = -200
 """Multiprocessing removes its own folder with -100."""
 
@@ -66,8 +69,9 @@ class RunGovernor(run_governor.RunGovernor):
     """Governs the runs that are submitted to it over a broker: ``await RunGovernor(broker.worker_endpoint, "my-governor").run()``.
 
     It is the worker of a service at the broker, and needs no daemon. ``Executor(broker.client_endpoint, service="my-governor")``
-    submits runs to it, follows and aborts them, reads their results, and stops it. Runs are played one after the other. Their record
-    is in temporary files (below ``TMPDIR``): when `run` returns it is gone.
+    submits runs to it, follows and aborts them, reads their results, and stops it. Runs are played one after the other. Their journal
+    is in memory (in ``/dev/shm``, if that has 1 GiB left), steps and results in temporary files below ``TMPDIR``: when `run`
+    returns both are gone.
 
     Args:
         broker_uri: the broker's endpoint for workers.
@@ -158,14 +162,16 @@ class RunGovernor(run_governor.RunGovernor):
     async def _serve(self, endpoint: str) -> None:
         folder = _folder(os.getpid())
         state = Path(tempfile.mkdtemp(prefix="governor-"))
+        journal_folder = _journal_folder() or state
         options = {"state_dir": state, "runtime_dir": folder / "run", "log_level": "warning"}
         settings = config.load(options=options)
         left: list[ChildProcess] = []
         try:
             with ExitStack() as taken, _collecting_as_before():
-                taken.enter_context(sweeper.beside(folder, state))
+                taken.enter_context(sweeper.beside(folder, state, journal_folder))
                 taken.enter_context(folders.acquired(settings))
                 host = _Host(self, settings, taken)
+                host.journal_folder = journal_folder
                 async with AsyncExitStack() as stack:
                     if self._asked:
                         return
@@ -182,7 +188,8 @@ class RunGovernor(run_governor.RunGovernor):
         finally:
             for child in left:
                 await asyncio.to_thread(kill_tree.kill_tree, child.pid, None, child.mark)
-            await asyncio.to_thread(shutil.rmtree, state, ignore_errors=True)
+            for made in {state, journal_folder}:
+                await asyncio.to_thread(shutil.rmtree, made, ignore_errors=True)
 
     async def _start(self, host: _Host, stack: AsyncExitStack, endpoint: str) -> None:
         """Raises TimeoutError when it is asked to end meanwhile, Unreachable when no broker registers it."""
@@ -295,6 +302,14 @@ class _Host(Daemon):
             await super()._govern(governor)
         finally:
             self.gone.set()
+
+
+def _journal_folder() -> Path | None:
+    """A new one in memory; None where the machine keeps too little there, as containers do."""
+    with suppress(OSError):
+        if shutil.disk_usage(MEMORY).free >= MEMORY_BYTES:
+            return Path(tempfile.mkdtemp(prefix="governor-", dir=MEMORY))
+    return None
 
 
 @functools.cache

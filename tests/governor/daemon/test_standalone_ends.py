@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
@@ -175,3 +176,37 @@ def test_records_are_in_the_folder_of_temporary_files_however_long_its_path(play
     script.process.communicate()
     psutil.wait_procs(list(processes(short_path)), timeout=SECONDS)
     assert list(short_path.glob("long*/*")) == []
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("room", [1, 2**60], ids=["with room in memory", "without"])
+@pytest.mark.parametrize("killed", [True, False], ids=["killed", "in order"])
+def test_the_journal_is_in_memory_where_there_is_room_and_goes_with_the_script(
+    play, short_path, room, killed
+):
+    script = play(
+        f"""
+        governor.shutdown = True
+        await running
+        from governor.daemon import standalone
+        standalone.MEMORY_BYTES = {room}
+        another = RunGovernor(broker.worker_endpoint, "governor-1")
+        serving = asyncio.create_task(another.run())
+        async with Executor(broker.client_endpoint, service="governor-1") as client:
+            uid = await client.submit(run())
+            await until(client, uid, "phase.started")
+            found = [os.readlink(each.path) for each in os.scandir("/proc/self/fd") if os.path.exists(each.path)]
+            tell(journals=sorted({{path for path in found if path.endswith("governor.db")}}))
+            if {killed}:
+                await serving
+        another.shutdown = True
+        await serving
+        """
+    )
+    [journal] = script.told()["journals"]
+    assert journal.startswith("/dev/shm/governor-" if room == 1 else str(short_path))
+    if killed:
+        script.process.kill()
+    script.process.communicate()
+    psutil.wait_procs(list(processes(short_path)), timeout=SECONDS)
+    assert not Path(journal).parent.exists()
