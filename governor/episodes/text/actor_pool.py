@@ -41,7 +41,8 @@ class ActorHandle:
     """One task and the environment in which to play it; a lease, if it comes from a pool.
 
     `transport` is "http" (at `base_url`, with `headers`) or "inproc" (`local_env`, a `TextEnvironment`). In the phase of a run,
-    `episode` is the number of the episode and `seed` its seed, which `reset` of an environment gets, if it has `reset`.
+    `episode` is the number of the episode and `seed` its seed, which `reset` of an environment gets, if it has `reset`;
+    `evaluation` is that of the evaluation that it belongs to, from 1, 0 for none.
     """
 
     env_name: str
@@ -53,6 +54,7 @@ class ActorHandle:
     episode: int | None = None
     seed: int | None = None
     headers: Mapping[str, str] | None = field(default=None, repr=False)
+    evaluation: int = 0
 
 
 class EpisodeTask(NamedTuple):

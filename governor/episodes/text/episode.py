@@ -29,7 +29,7 @@ from governor.episodes.text.environments.process import NotSendable, TextProcess
 from governor.episodes.text.session_log import total_reward_of
 from governor.errors import UsageError
 from governor.failures import Reason, reason_of
-from governor.output.attribution import attributed
+from governor.output.attribution import attributed, episode_fields
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -148,10 +148,10 @@ class TextEpisode:
         with attributed(**self._fields()):
             await self._play_in_time()
 
-    def _fields(self) -> dict[str, str | int]:
+    def _fields(self) -> dict[str, Any]:
         """As of `attribution`: none outside of a run."""
         episode = self.actor.episode
-        return {} if episode is None else {"phase": reports.phase, "episode": episode}
+        return {} if episode is None else episode_fields(reports.phase, episode, self.actor.evaluation)
 
     async def _play_in_time(self) -> None:
         record, limit = self.record, self._context.timeout

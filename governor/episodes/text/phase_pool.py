@@ -14,6 +14,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from governor.episodes.entries import in_daemon_thread
+from governor.episodes.rules.evaluation import number_of
 from governor.episodes.simulation import Paused
 from governor.episodes.text.actor_pool import ActorPool
 from governor.failures import one_line, traceback_of
@@ -78,7 +79,11 @@ class PhasePool(ActorPool):
         actor = None
         try:
             actor = await self._acquire(
-                env_id=env_id, group_id=env_id, episode=index, seed=self._simulation.seed_of(index)
+                env_id=env_id,
+                group_id=env_id,
+                episode=index,
+                seed=self._simulation.seed_of(index),
+                evaluation=number_of(index, self._simulation.command),
             )
         finally:
             if actor is None:

@@ -5,6 +5,7 @@ import asyncio
 import pandas as pd
 import pytest
 
+from governor.episodes.text.environments.process import TextProcess
 from governor.messages import Checkpoint, EpisodeEnded, Evaluate, Made, Refused
 from tests.support.language_models.text_world import TextWorld
 
@@ -50,6 +51,22 @@ async def test_evaluations_are_played(harness, world, entry):
     assert end.metrics["episodes_ended"] == 4
     steps = pd.read_parquet(harness.folder / "run/episodes/train.parquet")
     assert set(steps.episode) == set(range(10))
+
+
+async def test_what_an_environment_prints_belongs_to_its_evaluation(harness, world, monkeypatch):
+    told, begin = [], TextProcess.begin
+
+    async def begin_and_tell(process, **fields):
+        told.append(fields)
+        await begin(process, **fields)
+
+    monkeypatch.setattr(TextProcess, "begin", begin_and_tell)
+    evaluate = Evaluate(every=2, episodes=1)
+    entry = "tests.support.user_code.text_walks:Walk"
+    await harness.play(seconds=SECONDS, episodes=4, evaluate=evaluate, **talking(world, entry=entry))
+    assert [(fields["episode"], fields.get("evaluation")) for fields in told] == [
+        (0, None), (1, None), (4, 1), (2, None), (3, None), (5, 2)
+    ]  # fmt: skip
 
 
 async def test_an_evaluation_ends_the_phase(harness, world):
