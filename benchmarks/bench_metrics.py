@@ -22,10 +22,10 @@ from time import process_time
 from typing import Any
 
 import numpy as np
-import psutil
 from bench_in_process import Instance, World
 from gymnasium.envs.classic_control import CartPoleEnv
 from support.instance import HERE, environment, governor
+from support.process_tree import cpu_seconds
 from support.rows import Row, p50, spread, table
 from user_code.step_agent import TrivialAgent
 
@@ -83,8 +83,7 @@ class Learner(TrivialAgent):
 
 async def cpu_of_step(instance: Instance, world: World, *, metrics: bool) -> float:
     """In seconds."""
-    process = psutil.Process(instance.pid)
-    before = process.cpu_times()
+    before = cpu_seconds(instance.pid)
     await instance.begin(
         world,
         episodes=EPISODES,
@@ -95,8 +94,7 @@ async def cpu_of_step(instance: Instance, world: World, *, metrics: bool) -> flo
         agents=(f"{world.agent.rpartition(':')[2]}-{metrics}",),
     )
     steps = (await instance.end())["steps_total"]
-    after = process.cpu_times()
-    return (after.user + after.system - before.user - before.system) / steps
+    return (cpu_seconds(instance.pid) - before) / steps
 
 
 async def rows(pairs: int = PAIRS) -> list[Row]:

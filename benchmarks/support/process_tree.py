@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,11 @@ class Memory:
     name: str
     rss: float
     pss: float
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of a process, to the nanosecond: its CPU clock, as clock_getcpuclockid(3) names it."""
+    return time.clock_gettime((~pid << 3) | 2)
 
 
 def memory(pid: int) -> Memory:
