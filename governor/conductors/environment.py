@@ -1,7 +1,7 @@
 """Environment conductor: keeps a pool of environments and leases them; steps arrive on each one's direct socket.
 
 The service `environment.<uid>.<name>` answers `control.Acquire` and `control.Release`. Settings: `entry`, `params`,
-`pool`, `vector`. User code runs in one daemon thread for each environment, never in the event loop.
+`wrappers`, `pool`, `vector`. User code runs in one daemon thread for each environment, never in the event loop.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from governor.episodes.context import Context
 from governor.episodes.remote import control
 from governor.episodes.remote.environment_host import EnvironmentHost
 from governor.episodes.remote.environment_pool import EnvironmentPool
+from governor.messages.commands import Wrapper
 
 if TYPE_CHECKING:
     from governor.messages import ConductorSpec
@@ -29,6 +30,7 @@ class EnvironmentConductor(Conductor):
             EnvironmentHost,
             entry=settings["entry"],
             params=settings.get("params", {}),
+            wrappers=[Wrapper.model_validate(each) for each in settings.get("wrappers", ())],
             vector=settings.get("vector", 1),
             context=Context(run_id=spec.uid, run_folder=Path(spec.run_folder), name=spec.name),
         )

@@ -1,7 +1,7 @@
 """From an `entry` of the run file to the user's object.
 
 `gymnasium:ID` is `gymnasium.make(ID, **params)`, without its checker of the first step: `spaces` checks the values of every
-step. `module:Class` is `Class(**params)`. Everything here runs user code: call it from a separate thread, never from the one
+step. `module:Class` is `Class(**params)`, and a wrapper is `Class(environment, **params)`. Everything here runs user code: call it from a separate thread, never from the one
 that sends heartbeats.
 """
 
@@ -12,14 +12,16 @@ import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from governor.episodes import gymnasium_ids
 from governor.episodes.context import with_context
 from governor.errors import ConductorError
 from governor.failures import reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from governor.episodes.context import Context
+    from governor.messages.commands import Wrapper
 
 T = TypeVar("T")
 
@@ -67,27 +69,36 @@ def _gymnasium(identifier: str) -> Callable[..., Any]:
     import gymnasium  # noqa: PLC0415  # 0.2 s, only where such an environment is used
 
     def make(**params: Any) -> Any:
+        gymnasium_ids.spec_of(identifier)
         return gymnasium.make(identifier, **{"disable_env_checker": True, **params})
 
     def makes() -> Any:
         """The class of the environment. Raises ValueError."""
         try:
-            found = gymnasium.spec(identifier).entry_point
-            return gymnasium.envs.registration.load_env_creator(found) if isinstance(found, str) else found
-        except Exception as error:  # `make` says what is wrong
+            return gymnasium_ids.creator_of(identifier)
+        except BaseException as error:  # `make` says what is wrong
             raise ValueError(identifier) from error
 
     make.makes = makes  # type: ignore[attr-defined]  # for `context.with_context`
     return make
 
 
-def make_environment(entry: str, params: dict[str, Any], context: Context | None = None) -> Environment:
-    """Raises ConductorError with one line, whatever the user's code raises."""
+def make_environment(
+    entry: str, params: dict[str, Any], context: Context | None = None, wrappers: Sequence[Wrapper] = ()
+) -> Environment:
+    """The first of the `wrappers` is the innermost one. Raises ConductorError with one line, whatever the user's code raises."""
     factory = load(entry)
     try:
         environment = factory(**with_context(factory, params, context))
     except BaseException as error:  # as in `load`
         raise ConductorError(reason_of(error).within(f"environment {entry!r} does not start")) from error
+    for index, wrapper in enumerate(wrappers):
+        try:
+            factory = load(wrapper.entry)
+            environment = factory(environment, **with_context(factory, wrapper.params, context))
+        except BaseException as error:  # as in `load`
+            place = f"environment {entry!r}: wrappers[{index}] {wrapper.entry!r} does not start"
+            raise ConductorError(reason_of(error).within(place)) from error
     missing = [
         name
         for name in ("observation_space", "action_space", "reset", "step")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import msgspec
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from governor.messages.base import Message
 from governor.messages.conductor import TaskSpec
@@ -168,13 +168,43 @@ class DynamicTimeoutSpec(Section):
     floor: Annotated[AnyDuration, Field(description="What an attempt gets at least.")] = 1.0
 
 
+class Wrapper(Section):
+    """What is built around an environment: `entry` is called with the environment, and with `params` as keywords."""
+
+    entry: Annotated[
+        Entry,
+        Field(
+            description="What builds it: `module:Class`; a function that takes an environment will do.",
+            examples=["gymnasium.wrappers:FrameStackObservation"],
+        ),
+    ]
+    params: Annotated[
+        Params,
+        Field(
+            description="Keyword arguments, without the environment, which is the first one.",
+            examples=[{"stack_size": 4}],
+        ),
+    ] = {}
+
+
+AnyWrapper: TypeAlias = Annotated[
+    Wrapper,
+    BeforeValidator(
+        lambda given: {"entry": given} if isinstance(given, str) else given,
+        json_schema_input_type=str | Wrapper,
+    ),
+]
+"""Written as a text where it has no `params`."""
+
+
 class Made(msgspec.Struct, frozen=True, kw_only=True):
     """An environment or agent of the run file that the simulation builds itself: `vector` of them for each worker;
-    `state` is the file that an agent is loaded from.
+    `wrappers` are built around an environment, the first one innermost; `state` is the file that an agent is loaded from.
     """
 
     entry: str
     params: dict[str, Any] = {}
+    wrappers: tuple[Wrapper, ...] = ()
     vector: int = 1
     state: str | None = None
 

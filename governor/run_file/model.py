@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from governor.episodes.text.entries import is_language_model, is_over_http
+from governor.messages.commands import AnyWrapper
 from governor.run_file import phase_inheritance
 from governor.run_file.phase_model import Phase
 from governor.units.fields import (
@@ -50,6 +51,14 @@ class EnvironmentSection(Section):
         Params,
         Field(description="Keyword arguments of the constructor; of text environments their own keys."),
     ] = {}
+    wrappers: Annotated[
+        tuple[AnyWrapper, ...],
+        Field(
+            strict=False,
+            max_length=64,
+            description="What is built around it, in this order: `module:Class`, or a section. Not for text environments.",
+        ),
+    ] = ()
     pool: Annotated[
         int,
         Field(

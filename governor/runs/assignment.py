@@ -85,7 +85,12 @@ class Assignment(Waiting):
             raise ValueError(f"phase {chosen.name} has no simulation")
         simulate = chosen.simulate
         environment = self.run.conductors.environments[simulate.environment]
-        made = Made(entry=environment.entry, params=environment.params, vector=environment.vector)
+        made = Made(
+            entry=environment.entry,
+            params=environment.params,
+            wrappers=environment.wrappers,
+            vector=environment.vector,
+        )
         inside = simulate.transport != "conductors"
         return StartSimulation(
             **simulate.model_dump(exclude={"agents", "info"}),

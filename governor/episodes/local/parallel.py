@@ -103,7 +103,7 @@ class ParallelWorker(LocalEpisodeWorker):
         context.enter(BUILD, seconds=self._simulation.command.build_seconds)
         environment, self._built = self._built, None
         if environment is None:
-            environment = make_environment(made.entry, made.params, self._user_context)
+            environment = make_environment(made.entry, made.params, self._user_context, made.wrappers)
         slot.environment = environment
         try:
             assignment = self._assign_agents(_players_of(environment))

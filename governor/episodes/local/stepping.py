@@ -208,11 +208,12 @@ class LocalEpisodeWorker:
         context = slot.context
         slot.resets = self._simulation.resets
         context.enter(BUILD, seconds=self._simulation.command.build_seconds)
-        environment: Any = make_environment(self._made.entry, self._made.params, self._user_context)
+        made = self._made
+        environment: Any = make_environment(made.entry, made.params, self._user_context, made.wrappers)
         if hasattr(environment, "possible_agents"):
             raise SeveralPlayers(environment)
         slot.environment = environment
-        self._observation, action = spaces.of_environment(environment, entry=self._made.entry)
+        self._observation, action = spaces.of_environment(environment, entry=made.entry)
         context.where = JOIN
         self._agent.join(self._number, self._observation, action)
         self._plain = isinstance(action, spaces.Discrete)

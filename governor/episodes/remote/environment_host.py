@@ -24,9 +24,11 @@ from governor.failures import reason_of
 from governor.output.attribution import Attribution, episode_fields
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from governor.episodes.context import Context
+    from governor.messages.commands import Wrapper
 
 
 class EnvironmentHost(ThreadHost):
@@ -44,6 +46,7 @@ class EnvironmentHost(ThreadHost):
         *,
         entry: str,
         params: dict[str, Any],
+        wrappers: Sequence[Wrapper] = (),
         vector: int = 1,
         context: Context | None = None,
     ) -> None:
@@ -52,6 +55,7 @@ class EnvironmentHost(ThreadHost):
         self.current_slot: int | None = None
         self._entry = entry
         self._params = params
+        self._wrappers = wrappers
         self._vector = vector
         self._context = context
         self._wanted: Any = None
@@ -69,7 +73,8 @@ class EnvironmentHost(ThreadHost):
         self._attribution.bind()
         reports.bind(self._current_episodes)
         self._environments = [
-            make_environment(self._entry, self._params, self._context) for _ in range(self._vector)
+            make_environment(self._entry, self._params, self._context, self._wrappers)
+            for _ in range(self._vector)
         ]
         self.observation_space, self.action_space = spaces.of_environment(
             self._environments[0], entry=self._entry
