@@ -13,7 +13,7 @@ from governor.episodes.text import base_urls
 from governor.episodes.text.entries import is_language_model, is_over_http
 from governor.episodes.text.params import HTTPEnvironmentParams, LanguageModelParams
 from governor.errors import UsageError
-from governor.run_file.plain_data import entry_of, mapping
+from governor.run_file.plain_data import entry_of, items, mapping
 from governor.units.sections import validated
 
 if TYPE_CHECKING:
@@ -69,6 +69,11 @@ def _check_phase(one: Simulated, agents: Mapping[str, Any]) -> Iterator[tuple[Pa
         yield (
             (*place, "environment"),
             f"environment {chosen!r} speaks numbers, agent {model!r} is a language model: it needs http://host:port/base, or a module:Class with get_task_prompt",
+        )
+    if items(one.section.get("wrappers")):
+        yield (
+            (*place, "environment"),
+            f"environment {chosen!r} has 'wrappers': they are not for text environments",
         )
     if one.section.get("vector", 1) != 1:
         yield (*place, "environment"), f"environment {chosen!r} has a 'vector': a language model plays none"

@@ -4,25 +4,23 @@ Rules:
 1. `governor.run_file.entry_probe` imports user code, never this process: there it may print, hang, exit or crash.
 2. The probe checks one entry after the other; one that ends the probe is a fault, and a fresh probe checks the rest, so
    that all faults are found. Entries of a module that ended a probe are not tried again.
-3. The probe imports what a conductor would import: nothing from the current folder (-P), and no module that a module of
+3. The probe imports what a conductor would import: nothing from the current folder, and no module that a module of
    conductors shadows.
-4. Each entry has a time limit. The probe and all of its process group are gone when `faults` returns.
+4. Each entry has a time limit. The probe and all that it has started are gone when `faults` returns (`supervisor`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Pipe
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from governor.episodes.text.entries import is_language_model, is_over_http
+from governor.processes import supervisor
 from governor.run_file.phase_inheritance import PhaseInheritance
 from governor.run_file.plain_data import entry_of, items, mapping, simulations
 from governor.units.fields import ENTRY
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from pathlib import Path
 
+    from governor.run_file.signatures import Faults
     from governor.units.sections import Path as Place
 
 Question: TypeAlias = tuple[str, str, tuple[str, ...]]
@@ -41,8 +40,8 @@ IMPORT_SECONDS: Final = 60.0
 START_SECONDS: Final = 60.0
 """Limit for the start of the probe, which may import all that a conductor has (`shadowing`): 3 s on a quiet machine, more on
 a cold disk."""
-MOST_PARAMS: Final = 256
-"""Names that the probe is told: they are on its command line."""
+_ARGUMENTS: Final = {"entry": "params", "call": "args"}
+"""The key with the arguments of an entry."""
 REPEATED_KINDS: Final = ("actor", "trained", "checkpointed")
 """Kinds of checks of entries that are checked as agents, too."""
 
@@ -50,9 +49,9 @@ REPEATED_KINDS: Final = ("actor", "trained", "checkpointed")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserEntry:
     """User code that a run names at `place`: the `entry` of a conductor, the `call` of a task, or the `state` of an agent (a file). `kind` is
-    environment, text environment, agent, state, task, condition, or a further use of an agent: on Ray ``actor``, which does not
-    learn, or ``trained``, which loads what it learned elsewhere; ``checkpointed`` where checkpoints of it are taken. `params` are the names
-    of those of a condition.
+    environment, wrapped environment, text environment, wrapper, agent, state, task, condition, or a further use of an agent: on Ray
+    ``actor``, which does not learn, or ``trained``, which loads what it learned elsewhere; ``checkpointed`` where checkpoints of it
+    are taken. `params` are the names of its arguments in the run file.
     """
 
     place: Place
@@ -65,6 +64,10 @@ class UserEntry:
         """What the probe is asked."""
         return self.kind, self.target, self.params
 
+    def place_of(self, argument: str) -> Place:
+        """Where an argument is; "" is the entry itself."""
+        return (*self.place[:-1], _ARGUMENTS[str(self.place[-1])], argument) if argument else self.place
+
 
 def of_data(data: object) -> list[UserEntry]:
     """Every entry and call of a run given as plain data, where that is sound, in the order of the file."""
@@ -73,8 +76,12 @@ def of_data(data: object) -> list[UserEntry]:
     agents = mapping(conductors.get("agents"))
     played = _kinds_of_environments(data, agents)
     for name, made in mapping(conductors.get("environments")).items():
+        place = ("conductors", "environments", name)
         for kind in sorted(played.get(name, {"environment"})):
-            found += _entry(("conductors", "environments", name, "entry"), kind, made)
+            found += _entry((*place, "entry"), kind, made)
+        for number, wrapper in enumerate(items(mapping(made).get("wrappers"))):
+            section = {"entry": wrapper} if isinstance(wrapper, str) else wrapper
+            found += _entry((*place, "wrappers", number, "entry"), "wrapper", section)
     for name, made in agents.items():
         found += _entry(("conductors", "agents", name, "entry"), "agent", made)
         state = mapping(made).get("state")
@@ -84,9 +91,7 @@ def of_data(data: object) -> list[UserEntry]:
     found += _checkpointed(data, agents)
     for index, phase in enumerate(items(mapping(data).get("phases"))):
         for number, rule in enumerate(items(mapping(phase).get("until"))):
-            params = tuple(map(str, mapping(mapping(rule).get("params"))))
-            asked = _entry(("phases", index, "until", number, "entry"), "condition", rule)
-            found += [replace(entry, params=params[:MOST_PARAMS]) for entry in asked]
+            found += _entry(("phases", index, "until", number, "entry"), "condition", rule)
         for number, task in enumerate(items(mapping(phase).get("tasks"))):
             found += _entry(("phases", index, "tasks", number, "call"), "task", task)
     return found
@@ -97,7 +102,8 @@ def _kinds_of_environments(data: object, agents: Mapping[str, Any]) -> dict[str,
     found: dict[str, set[str]] = {}
     for one in simulations(data):
         of_text = any(is_language_model(entry_of(agents.get(name))) for _, name in one.agents)
-        kind = "text environment" if of_text else "environment"
+        whole = "wrapped environment" if items(one.section.get("wrappers")) else "environment"
+        kind = "text environment" if of_text else whole
         found.setdefault(str(one.environment), set()).add(kind)
     return found
 
@@ -137,21 +143,26 @@ def _entry(place: Place, kind: str, section: object) -> list[UserEntry]:
         "environment" in kind and is_over_http(target)
     ):
         return []
-    return [UserEntry(place=place, kind=kind, target=target)]
+    if kind in REPEATED_KINDS:
+        return [UserEntry(place=place, kind=kind, target=target)]
+    params = tuple(map(str, mapping(mapping(section).get(_ARGUMENTS[str(place[-1])]))))
+    return [UserEntry(place=place, kind=kind, target=target, params=params)]
 
 
 def faults(
     entries: Sequence[UserEntry], *, folder: Path, import_seconds: float = IMPORT_SECONDS
 ) -> list[tuple[Place, str]]:
-    """The entries that can't be used, each with the reason in one line. Blocks; adds `folder` to the import path."""
-    verdicts: dict[Question, str] = {}
+    """The entries, and arguments of them, that can't be used, each with the reason in one line. Blocks; adds `folder` to the import
+    path.
+    """
+    verdicts: dict[Question, Faults] = {}
     pending = list(dict.fromkeys(entry.question for entry in entries))
     while pending:
         asked = pending[0]
         for question, verdict in _probe(pending, folder=folder, import_seconds=import_seconds):
             verdicts[question] = verdict
             asked = question
-        fatal = verdicts.get(asked, "")
+        fatal = verdicts.get(asked, ())
         module = asked[1].partition(":")[0]
         pending = [question for question in pending if question not in verdicts]
         if asked[0] == "state" or asked[1].startswith("gymnasium:") or not pending:
@@ -160,55 +171,39 @@ def faults(
             verdicts[question] = fatal
             pending.remove(question)
     found = [(entry, verdicts[entry.question]) for entry in entries]
-    return [
-        (entry.place, verdict) for entry, verdict in found if verdict and not _is_reported(entry, verdicts)
+    listed = [
+        (entry.place_of(argument), message)
+        for entry, verdict in found
+        if verdict and not _is_reported(entry, verdicts)
+        for argument, message in verdict
     ]
+    return list(dict.fromkeys(listed))
 
 
-def _is_reported(entry: UserEntry, verdicts: dict[Question, str]) -> bool:
+def _is_reported(entry: UserEntry, verdicts: dict[Question, Faults]) -> bool:
     """Whether the agent's own entry has the same fault."""
-    own = verdicts.get(("agent", entry.target, ()))
-    return entry.kind in REPEATED_KINDS and own == verdicts[entry.question]
+    own = [
+        verdict
+        for (kind, target, _), verdict in verdicts.items()
+        if (kind, target) == ("agent", entry.target)
+    ]
+    return entry.kind in REPEATED_KINDS and verdicts[entry.question] in own
 
 
 def _probe(
     questions: list[Question], *, folder: Path, import_seconds: float
-) -> Iterator[tuple[Question, str]]:
-    """Verdicts ("" is good) of one probe process; if it did not answer all, the last one tells how it ended."""
-    reading, writing = Pipe(duplex=False)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-P",
-            "-m",
-            "governor.run_file.entry_probe",
-            str(writing.fileno()),
-            str(folder),
-            json.dumps(questions),
-        ],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-        pass_fds=[writing.fileno()],
-        start_new_session=True,
-    )
-    writing.close()
-    answered = 0
-    try:
+) -> Iterator[tuple[Question, Faults]]:
+    """Verdicts of one probe process; if it did not answer all, the last one tells how it ended."""
+    order = json.dumps([str(folder), questions]).encode()
+    with supervisor.started("governor.run_file.entry_probe", order) as (reading, process):
+        answered = 0
         answers = _answers(reading, first=START_SECONDS, each=import_seconds)
         next(answers, None)  # the probe has started: from now on each entry has a limit of its own
         for question, verdict in zip(questions, answers, strict=False):
             answered += 1
             yield question, verdict
         if answered < len(questions):
-            yield questions[answered], _reason_of_end(process, import_seconds)
-    finally:
-        reading.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+            yield questions[answered], (("", _reason_of_end(process, import_seconds)),)
 
 
 def _reason_of_end(process: subprocess.Popen[bytes], import_seconds: float) -> str:
@@ -221,10 +216,10 @@ def _reason_of_end(process: subprocess.Popen[bytes], import_seconds: float) -> s
     return f"the import ends Python with exit code {code}"
 
 
-def _answers(reading: Connection, *, first: float, each: float) -> Iterator[str]:
+def _answers(reading: Connection, *, first: float, each: float) -> Iterator[Faults]:
     """Yields answers as they come, until the writer is gone, or one takes longer than `first` or `each` seconds."""
     limit = first
     with contextlib.suppress(EOFError):
         while reading.poll(limit):
-            yield json.loads(reading.recv_bytes())
+            yield tuple((argument, message) for argument, message in json.loads(reading.recv_bytes()))
             limit = each

@@ -1,69 +1,71 @@
-"""The process that imports user code, to check it: `python -m governor.run_file.entry_probe FD FOLDER JSON`.
+"""The process that imports user code, to check it: `python -m governor.run_file.entry_probe`, started as `supervisor` says.
 
-It sends JSON texts to FD, a `Connection` that user code does not know: first "" when it has started, then a verdict for
-each question, "" when the entry is good. It exits without Python's clean-up, which threads of user code could delay.
-Modules resolve as in a conductor (`shadowing`).
+Its order is the run file's folder and the questions. It sends JSON texts: first [] when it has started, then a verdict for each
+question: the faults of the entry, as of `signatures`. It exits without Python's clean-up, which threads of user code could
+delay. Modules resolve as in a conductor (`shadowing`).
 """
 
 from __future__ import annotations
 
 import difflib
-import inspect
 import json
 import os
-import sys
 from importlib import import_module
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from governor.run_file.signatures import Faults
+
+from governor.episodes import gymnasium_ids
 from governor.errors import ConductorError
 from governor.failures import one_line
-from governor.processes import user_folder
+from governor.processes import supervisor, user_folder
+from governor.run_file import signatures
 from governor.run_file.shadowing import Shadowing
 from governor.tasks.runner_process import calls
-from governor.units.sections import suggestion
 
 
 def main() -> None:
-    """Checks the entries that the command line names."""
-    os.set_inheritable(int(sys.argv[1]), False)
-    answers = Connection(int(sys.argv[1]), readable=False)
-    folder = Path(sys.argv[2])
+    """Checks the entries that the order names."""
+    answers, order = supervisor.enter()
+    place, questions = json.loads(order)
+    folder = Path(place)
     shadowing = Shadowing(folder)
     shadowing.watch()
     gone = ""
     try:
-        user_folder.enter(sys.argv[2])
+        user_folder.enter(place)
     except ConductorError as error:
         gone = error.reason
-    answers.send_bytes(b'""')
-    for kind, target, params in json.loads(sys.argv[3]):
-        verdict = gone or (
+    answers.send_bytes(b"[]")
+    for kind, target, params in questions:
+        verdict: str | Faults = gone or (
             _check_state(folder / target) if kind == "state" else _verdict(kind, target, params, shadowing)
         )
-        answers.send_bytes(json.dumps(verdict).encode())
+        found = [("", verdict)] if isinstance(verdict, str) and verdict else verdict or ()
+        answers.send_bytes(json.dumps(found).encode())
     os._exit(0)
 
 
-def _verdict(kind: str, target: str, params: list[str], shadowing: Shadowing) -> str:
+def _verdict(kind: str, target: str, params: list[str], shadowing: Shadowing) -> str | Faults:
+    """A text is a fault of the whole entry, "" is none."""
     module_name, _, attribute = target.partition(":")
     if "environment" in kind and module_name == "gymnasium":
         return _load(kind, module_name, attribute, params)
     if fault := shadowing.fault(module_name):
         return fault
     shadowing.imported = ""
-    fault = _load(kind, module_name, attribute, params)
-    return shadowing.imported or fault  # shadowing may have caused any other fault
+    found = _load(kind, module_name, attribute, params)
+    return shadowing.imported or found  # shadowing may have caused any other fault
 
 
-def _load(kind: str, module_name: str, attribute: str, params: list[str]) -> str:
+def _load(kind: str, module_name: str, attribute: str, params: list[str]) -> str | Faults:
     try:
         if "environment" in kind and module_name == "gymnasium":
-            return _check_gymnasium(attribute)
+            return _check_gymnasium(kind, attribute, params)
         try:
             module = import_module(module_name)
         except ModuleNotFoundError as error:
@@ -91,7 +93,7 @@ def _check_state(path: Path) -> str:
         return error.reason
 
 
-def _check_attribute(kind: str, module: ModuleType, attribute: str, params: list[str]) -> str:
+def _check_attribute(kind: str, module: ModuleType, attribute: str, params: list[str]) -> str | Faults:
     found: Any = module
     for name in attribute.split("."):
         if not hasattr(found, name):
@@ -105,16 +107,12 @@ def _check_attribute(kind: str, module: ModuleType, attribute: str, params: list
         return f"'{module.__name__}:{attribute}' {wrong}"
     if kind == "task" and calls.lacks_run(found):
         return f"'{module.__name__}:{attribute}' {calls.WITHOUT_RUN}"
-    if kind == "condition" and callable(found):
-        wrong = _check_condition(found, params)
-        return f"'{module.__name__}:{attribute}' {wrong}" if wrong else ""
     methods = ("run", "arun") if kind == "task" else ()
     if callable(found) or any(callable(getattr(found, method, None)) for method in methods):
-        return (
-            _check_checkpoint(found, attribute)
-            if kind == "checkpointed"
-            else _check_on_ray(kind, found, attribute)
-        )
+        if kind == "checkpointed":
+            return _check_checkpoint(found, attribute)
+        name = f"'{module.__name__}:{attribute}'"
+        return _check_on_ray(kind, found, attribute) or _check_calls(kind, found, params, name=name)
     return f"'{module.__name__}:{attribute}' is of type {type(found).__name__}, which can't be called"
 
 
@@ -129,35 +127,25 @@ def _wrong_kind(kind: str, made: type) -> str:
     return ""
 
 
-def _check_condition(made: Any, params: list[str]) -> str:
-    """The fault of what builds a condition, or "". The result of a function is unknown, and so is a class that is not in Python."""
-    from governor.episodes.rules.conditions import METHODS  # noqa: PLC0415  # pydantic, for this kind alone
+def _check_calls(kind: str, made: Any, params: list[str], *, name: str) -> Faults:  # noqa: PLR0911  # one for each kind
+    """The faults of how a run will call it."""
+    match kind:
+        case "task":
+            return signatures.of_task(made, params, name=name)
+        case "environment" | "wrapped environment":
+            wrapped = kind == "wrapped environment"
+            return signatures.of_environment(made, params, name=name, wrapped=wrapped)
+        case "text environment":
+            return signatures.of_text_environment(made, params, name=name)
+        case "wrapper":
+            return signatures.of_wrapper(made, params, name=name)
+        case "agent":
+            return signatures.of_agent(made, params, name=name)
+        case "condition":
+            from governor.episodes.rules.conditions import METHODS  # noqa: PLC0415  # pydantic, for this kind alone
 
-    try:
-        parameters = inspect.signature(made).parameters
-    except (TypeError, ValueError):
-        return ""
-    given = {*params, *({"context"} & parameters.keys())}
-    try:
-        inspect.signature(made).bind(**dict.fromkeys(given))
-    except TypeError as error:
-        known = ", ".join(name for name in parameters if name != "context")
-        near = [suggestion(name, parameters) for name in params if name not in parameters]
-        return f"does not take these params: {error}{''.join(near[:1])} (it takes {known or 'none'})"
-    if not isinstance(made, type) or hasattr(made, "__getattr__"):
-        return ""
-    found = [name for name in METHODS if callable(getattr(made, name, None))]
-    if not found:
-        return f"has neither {' nor '.join(METHODS)}: a condition answers by one of them"
-    for name in found:
-        try:
-            inspect.signature(getattr(made, name)).bind(None, None)
-        except TypeError:
-            what = "the record of an episode" if name == METHODS[0] else "the metrics of the phase"
-            return f"must have {name}(self, x), where x is {what}"
-        except ValueError:
-            continue
-    return ""
+            return signatures.of_condition(made, params, METHODS, name=name)
+    return ()
 
 
 def _check_on_ray(kind: str, agent: Any, name: str) -> str:
@@ -187,27 +175,20 @@ def _check_checkpoint(agent: Any, name: str) -> str:
     return f"agent {name!r} has no state_dict(): no checkpoint of it can be taken"
 
 
-def _check_gymnasium(identifier: str) -> str:
-    """The fault of an id that `gymnasium.make` does not know, or whose code does not load (a missing extra), or ""."""
-    import gymnasium  # noqa: PLC0415  # 0.2 s, for this kind of entry only
-    from gymnasium.envs.registration import load_env_creator  # noqa: PLC0415
-
-    module_name, colon, name = identifier.partition(":")
-    if colon:
-        import_module(module_name)
-    wanted = name if colon else identifier
+def _check_gymnasium(kind: str, identifier: str, params: list[str]) -> str | Faults:
+    """The faults of an id that `gymnasium.make` does not know, whose code does not load (a missing extra), or takes other params."""
     try:
-        spec = gymnasium.spec(wanted)
-    except gymnasium.error.Error as error:
-        near = difflib.get_close_matches(wanted, list(gymnasium.registry), n=3, cutoff=0.7)
-        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else f" ({one_line(error)})"
-        return f"gymnasium has no environment {wanted!r}{hint}"
+        spec = gymnasium_ids.spec_of(identifier)
+    except ConductorError as error:
+        return error.reason
     try:
-        if isinstance(spec.entry_point, str):
-            load_env_creator(spec.entry_point)
+        made = gymnasium_ids.creator_of(identifier)
     except Exception as error:  # noqa: BLE001  # whatever the environment's module raises is the verdict
-        return f"gymnasium environment {wanted!r} does not load: {one_line(error)}"
-    return ""
+        return f"gymnasium environment {identifier!r} does not load: {one_line(error)}"
+    given = [each for each in params if each not in gymnasium_ids.MAKE]
+    wrapped = kind != "environment" or bool(spec.additional_wrappers)
+    name = f"gymnasium environment {identifier!r}"
+    return signatures.of_registered(made, given, spec.kwargs, name=name, wrapped=wrapped)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@ It reads the order and then calls from FD, one at a time, and writes one JSON an
 ``{"fault": "one line", "traceback": "..."}``, with what was ``reported`` since the last one. It exits without the interpreter's clean-up,
 which threads of user code could block. It imports nothing of the side that starts it, which would cost each environment time and memory.
 
-User code runs in a fork. The process that was started is its supervisor: it exits after the fork has exited, on request, or
-when its parent exits, and kills all that user code has started, also in sessions of their own.
+User code runs in a fork, below a `supervisor`.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ import inspect
 import json
 import os
 import pickle
-import resource
-import signal
 import socket
 import sys
 import threading
@@ -32,16 +29,12 @@ from governor.failures import reason_of
 from governor.message_stream import MessageStream, StreamClosed, framed
 from governor.output import capture
 from governor.output.attribution import Attribution
-from governor.processes import guard, prctl
+from governor.processes import supervisor
 
 if TYPE_CHECKING:
     from governor.episodes.context import Context
 
 STEP_NAMES = ("reward", "terminated", "truncated", "info")
-KILL_ALL: Final = signal.SIGUSR1
-"""For the supervisor; the kernel sends it when the process that started it exits."""
-_FOR_SUPERVISOR: Final = frozenset({signal.SIGCHLD, signal.SIGTERM, KILL_ALL})
-"""SIGTERM is for its group: the supervisor waits whether the fork exits by it."""
 _playing: Final = [(-1, Reported())]
 """The index of the episode, negative before the first one, and what is reported for it."""
 
@@ -49,7 +42,7 @@ _playing: Final = [(-1, Reported())]
 def main() -> None:
     """Serves until the socket ends, or `close`."""
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # to a file it would come in blocks
-    _fork_below_supervisor(parent=int(sys.argv[2]), descriptor=int(sys.argv[1]))
+    supervisor.fork(parent=int(sys.argv[2]), descriptor=int(sys.argv[1]))
     capture.capture_as_told()
     attribution = Attribution()
     _bind_reports()
@@ -85,37 +78,6 @@ def main() -> None:
             with suppress(Exception):  # the environment is discarded: an error of its close has no effect
                 _finished(close())
     _leave()
-
-
-def _fork_below_supervisor(*, parent: int, descriptor: int) -> None:
-    """Returns in the fork; the supervisor does not return."""
-    supervisor = os.getpid()
-    prctl.adopt_orphans()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_SUPERVISOR)
-    prctl.die_with_parent(expected=parent, number=KILL_ALL)
-    worker = os.fork()
-    if worker == 0:
-        prctl.die_with_parent(expected=supervisor)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        return
-    os.close(descriptor)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # its default disposition drops it
-    status = guard.reap().get(worker)
-    while status is None and signal.sigwaitinfo(_FOR_SUPERVISOR).si_signo != KILL_ALL:
-        status = guard.reap().get(worker)
-    guard.sweep()
-    _end_as(-signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status))
-
-
-def _end_as(code: int) -> None:
-    """`code` is minus the signal that ended the fork, or its exit code."""
-    if code < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the fork has left its own
-        with suppress(OSError):  # SIGKILL has no handler
-            signal.signal(-code, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
-        os.kill(os.getpid(), -code)
-    os._exit(code)
 
 
 def _bind_reports() -> None:

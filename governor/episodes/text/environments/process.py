@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from governor.episodes.context import reports
 from governor.episodes.metrics import Reported
-from governor.episodes.text.environments.child import KILL_ALL
 from governor.episodes.text.environments.environment import (
     EnvironmentCrashed,
     EnvironmentFault,
@@ -37,7 +36,7 @@ from governor.episodes.text.environments.user_calls import run_to_completion
 from governor.failures import Reason, one_line
 from governor.message_stream import READ_BYTES, MessageBuffer, MessageTooLarge, framed
 from governor.output import capture
-from governor.processes import kill_ladder, kill_tree
+from governor.processes import kill_ladder, kill_tree, supervisor
 from governor.processes.identity import ProcessIdentity
 from governor.processes.readiness import is_readable, readable
 
@@ -262,7 +261,7 @@ class _Child:
     def kill(self) -> None:
         """Through its supervisor, which finds all that user code has started."""
         if self.exit_code is None:
-            os.kill(self.pid, KILL_ALL)
+            os.kill(self.pid, supervisor.KILL_ALL)
             os.kill(self.pid, signal.SIGCONT)  # user code may have stopped its whole group
 
     def release(self) -> None:
