@@ -55,7 +55,7 @@ def show(found: FailureList, *, phase: str | None, limit: int) -> None:
             click.echo(f"    (the traceback of #{told[key]})\n")
         elif key in found.tracebacks:
             told[key] = failure.event
-            click.echo(_indented(found.tracebacks[key]) + "\n")
+            click.echo(indented(found.tracebacks[key]) + "\n")
         elif key:
             click.echo("    (its traceback was not kept: the run has too many different ones)\n")
     if found.more:
@@ -74,7 +74,7 @@ async def show_end(executor: Executor, result: RunResult, *, state_dir: Path | N
         first = next((failure for failure in found.failures if failure.traceback in found.tracebacks), None)
         if first is not None:
             click.echo(f"\nThe first failure, {_line(first)}", err=True)
-            click.echo(_indented(found.tracebacks[first.traceback]), err=True)
+            click.echo(indented(found.tracebacks[first.traceback]), err=True)
     if first is not None or any(phase.failures for phase in result.phases):
         show_hint(result.uid, state_dir=state_dir)
 
@@ -91,5 +91,6 @@ def _line(failure: Failure) -> str:
     return clean(f"#{failure.event} {where}{failure.what}, {failure.outcome}{reason}")
 
 
-def _indented(traceback: str) -> str:
+def indented(traceback: str) -> str:
+    """For a terminal, below the line of its failure."""
     return "\n".join(f"    {one}" for one in clean_lines(traceback).split("\n"))

@@ -79,7 +79,7 @@ def episode_of(
     if simulate is None:
         first = run.phases[index].tasks[0].id
         raise UsageError(f"phase {phase!r} has no episodes, it has tasks: --task {first}")
-    command = Assignment(uid=UID, run=_in_one_process(run, index), folder=folder).simulation(index)
+    command = simulation_of(run, folder, index)
     chosen = number or 0
     count = _episodes(run.phases[index])
     if not 0 <= chosen < count:
@@ -94,6 +94,11 @@ def episode_of(
         timeout=simulate.episode_timeout,
         speaks=speaks,
     )
+
+
+def simulation_of(run: Run, folder: str, index: int) -> StartSimulation:
+    """The simulation of a phase that has one; it tells what environment and agents are made of."""
+    return Assignment(uid=UID, run=_in_one_process(run, index), folder=folder).simulation(index)
 
 
 def choices(run: Run) -> list[str]:

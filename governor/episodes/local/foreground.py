@@ -17,7 +17,7 @@ import numpy as np
 
 from governor.episodes.context import Context, reports
 from governor.episodes.local import local_agent
-from governor.episodes.local.execution_context import ExecutionContext, current_episodes
+from governor.episodes.local.execution_context import SAVE, ExecutionContext, current_episodes
 from governor.episodes.local.one_episode import OneEpisode
 from governor.episodes.local.parallel import ParallelWorker
 from governor.episodes.local.stepping import LocalEpisodeWorker, SeveralPlayers
@@ -76,10 +76,17 @@ class ForegroundEpisode(OneEpisode):
         reports.phase = command.name
         reports.bind(partial(current_episodes, [self._context]))
         self._worker: LocalEpisodeWorker | None = None
+        self.columns: Columns | None = None
+        """What a step consists of, when the environment is built."""
 
     @property
     def where(self) -> str:
         return self._context.where
+
+    @property
+    def agent(self) -> str:
+        """The name of the agent that `where` refers to."""
+        return self._context.agent
 
     @property
     def steps(self) -> int:
@@ -108,6 +115,22 @@ class ForegroundEpisode(OneEpisode):
             raise ConductorError("the episode was not played")
         return self.played
 
+    @property
+    def learns(self) -> bool:
+        """Whether an agent of it has learned."""
+        return self.trains(self.played.index if self.played else 0) and any(
+            agent.learns for agent in self._agents.values()
+        )
+
+    def reload_states(self) -> list[str]:
+        """Saves the state of each agent that has one, and loads it into a second instance; their names. Raises as `LocalAgent.reload`."""
+        found = []
+        for name, agent in self._agents.items():
+            self._context.agent, self._context.where = name, SAVE
+            if agent.reload():
+                found.append(name)
+        return found
+
     def close(self) -> None:
         """Closes the environment. Raises what its `close` raises."""
         if self._worker is not None:
@@ -122,6 +145,7 @@ class ForegroundEpisode(OneEpisode):
         return self.recorder_of(worker, Columns.of(observation, action, self.command.info))
 
     def recorder_of(self, worker: int, columns: Columns) -> StepRecorder:
+        self.columns = columns
         return _ShownSteps(
             self._folder, phase=self.command.name, worker=worker, columns=columns, show=self._show
         )

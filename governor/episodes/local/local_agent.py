@@ -153,6 +153,20 @@ class LocalAgent:
             else:
                 state_file.copy(path, saved=self._source.state_path, name=name)
 
+    @property
+    def learns(self) -> bool:
+        """Whether it is built, and has `learn`."""
+        return self._learned is not None and self._learned.learn is not None
+
+    def reload(self) -> bool:
+        """Saves its state, and loads it into a second instance; False if it has no state. Raises as `copy`, and as `join`."""
+        with self._lock:
+            if self._learned is None or not hasattr(self._learned.agent, "state_dict"):
+                return False
+            self._learned.copy(self._source.state_path, name=f"agent {self.name!r}")
+            self._source.make(*self._spaces)
+            return True
+
     def _with_lock(
         self, call: Callable[[Any], Any], number: int, weights: ActedWeights | None = None
     ) -> Callable[[Any], Any]:
