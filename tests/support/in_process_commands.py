@@ -11,12 +11,18 @@ WORLDS = str(Path(__file__).parents[1] / "governor/episodes/worlds")
 
 
 def inside(
-    *, entry="walk_world:Walk", agent="walk_world:Agent", agent_params=None, agent_state=None, **params
+    *,
+    entry="walk_world:Walk",
+    agent="walk_world:Agent",
+    agent_params=None,
+    agent_state=None,
+    wrappers=(),
+    **params,
 ):
     """The fields of a command whose phase is played in process."""
     return {
         "transport": "in_process",
-        "made_environment": Made(entry=entry, params=params),
+        "made_environment": Made(entry=entry, params=params, wrappers=tuple(wrappers)),
         "made_agents": (Made(entry=agent, params=agent_params or {}, state=agent_state),),
     }
 

@@ -117,7 +117,7 @@ class _Text(_Work):
     def run(self) -> None:
         from governor.episodes.context import Context  # noqa: PLC0415  # as above
         from governor.episodes.text.environments import child  # noqa: PLC0415  # as above
-        from governor.episodes.text.environments.environment import decoded, prompt_of  # noqa: PLC0415  # as above
+        from governor.episodes.text.environments.environment import decoded, prompt_of, shown  # noqa: PLC0415  # as above
 
         command, did = self._command, self.built.did
         self._where = "model"
@@ -138,7 +138,9 @@ class _Text(_Work):
             did.append("reset")
         self._where = "environment.get_task_prompt"
         value = child.call(environment, "get_task_prompt")
-        prompt_of(decoded(child.encoded(value), where="get_task_prompt"))
+        prompt = prompt_of(decoded(child.encoded(value), where="get_task_prompt"))
+        if not isinstance(prompt, list):
+            raise ConductorError(f"get_task_prompt: {shown(prompt)} is no list of messages")
         did.append("gave a prompt")
         self._where = "environment.close"
         if callable(getattr(environment, "close", None)):

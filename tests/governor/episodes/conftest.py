@@ -89,9 +89,13 @@ class Harness:
         vector=1,
         agent="walk_world:Agent",
         agent_params=None,
+        wrappers=(),
         **params,
     ):
-        await self.start("environment.lake", entry=entry, params=params, pool=pool, vector=vector)
+        wrapped = [each.model_dump() for each in wrappers]
+        await self.start(
+            "environment.lake", entry=entry, params=params, wrappers=wrapped, pool=pool, vector=vector
+        )
         await self.start("agent.walker", entry=agent, params=agent_params or {})
 
     async def stage(self, transport, *, pool=1, size=4, **made):

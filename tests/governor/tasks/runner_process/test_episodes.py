@@ -6,11 +6,13 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from governor.episodes import trajectories
 from governor.episodes.records.stream import create, streams_of
-from governor.messages import Made, StartSimulation, encode
+from governor.messages import Made, StartSimulation, decode_simulation, encode
+from governor.messages.commands import Wrapper
 from governor.tasks.protocol.episodes import (
     READY,
     UNPREPARED,
@@ -61,6 +63,18 @@ def runner(tmp_path, monkeypatch):
     ).touch()  # as the simulation does: so a runner knows that it sees the folder
     yield Runner(tmp_path)
     episodes._player.close()
+
+
+def test_wrappers_are_built_around_the_environment(runner):
+    wrapped = Made(
+        entry="far_walks:Walk",
+        params={"built": str(runner.built)},
+        wrappers=(Wrapper(entry="far_walks:shortened", params={"length": 2}),),
+    )
+    command = msgspec.structs.replace(decode_simulation(runner.part), made_environment=wrapped)
+    runner.part = encode(command)
+    [episode] = runner.play(0)
+    assert (episode.outcome, episode.steps) == ("terminated", 2)
 
 
 def test_it_builds_once_for_all_chunks_of_a_phase_and_anew_after_a_reset(runner):

@@ -15,6 +15,12 @@ def note(path):
         file.write(f"{os.getpid()}\n")
 
 
+def shortened(walk, length):
+    """A wrapper."""
+    walk.length = length
+    return walk
+
+
 class Walk:
     """`length` steps; the return of an episode depends on its seed and on the actions.
 
