@@ -29,10 +29,10 @@ _AWAITED: Final = frozenset({signal.SIGCHLD, signal.SIGTERM, KILL_ALL})
 
 @contextmanager
 def started(
-    module: str, order: bytes, *, output: int = subprocess.DEVNULL
+    module: str, order: bytes, *, output: int = subprocess.DEVNULL, folder: str = ""
 ) -> Iterator[tuple[Connection, subprocess.Popen[bytes]]]:
-    """A process of `module`, and where to read what it sends. At the end it is gone, with all below it. `output` is a descriptor for
-    what it prints. Raises OSError.
+    """A process of `module`, and where to read what it sends. At the end it is gone, with all below it and its `folder`, also if
+    this process is killed. `output` is a descriptor for what it prints. Raises OSError.
     """
     reading, writing = Pipe(duplex=False)
     file = os.memfd_create("order")
@@ -42,7 +42,16 @@ def started(
             stream.flush()
             os.lseek(file, 0, os.SEEK_SET)
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(writing.fileno()), str(os.getpid()), str(file)],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    module,
+                    str(writing.fileno()),
+                    str(os.getpid()),
+                    str(file),
+                    folder,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -71,13 +80,13 @@ def enter() -> tuple[Connection, bytes]:
     with open(file, "rb") as stream:  # noqa: PTH123  # a descriptor
         order = stream.read()
     os.set_inheritable(answers, False)
-    fork(parent=parent, descriptor=answers)
+    fork(parent=parent, descriptor=answers, folder=sys.argv[4])
     return Connection(answers, readable=False), order
 
 
-def fork(*, parent: int, descriptor: int) -> None:
-    """Returns in the fork; the supervisor does not return, and closes `descriptor`. `parent` is the pid of its parent. Its exit is
-    that of the fork.
+def fork(*, parent: int, descriptor: int, folder: str = "") -> None:
+    """Returns in the fork; the supervisor does not return, closes `descriptor`, and removes `folder` at the end. `parent` is the pid
+    of its parent. Its exit is that of the fork.
     """
     supervisor = os.getpid()
     prctl.adopt_orphans()
@@ -94,6 +103,10 @@ def fork(*, parent: int, descriptor: int) -> None:
     while status is None and signal.sigwaitinfo(_AWAITED).si_signo != KILL_ALL:
         status = guard.reap().get(worker)
     guard.sweep()
+    if folder:
+        import shutil  # noqa: PLC0415  # most have none
+
+        shutil.rmtree(folder, ignore_errors=True)
     _end_as(-signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status))
 
 

@@ -186,7 +186,7 @@ def _check_gymnasium(kind: str, identifier: str, params: list[str]) -> str | Fau
     except Exception as error:  # noqa: BLE001  # whatever the environment's module raises is the verdict
         return f"gymnasium environment {identifier!r} does not load: {one_line(error)}"
     given = [each for each in params if each not in gymnasium_ids.MAKE]
-    wrapped = kind != "environment" or bool(spec.additional_wrappers)
+    wrapped = kind != "environment" or bool(getattr(spec, "additional_wrappers", ()))
     name = f"gymnasium environment {identifier!r}"
     return signatures.of_registered(made, given, spec.kwargs, name=name, wrapped=wrapped)
 

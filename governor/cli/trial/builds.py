@@ -100,7 +100,9 @@ def _built(command: StartSimulation, folder: str, seconds: float) -> Built:
         data = msgspec.msgpack.encode(order)
         with (
             tempfile.TemporaryFile() as output,
-            supervisor.started("governor.cli.trial.build_process", data, output=output.fileno()) as (
+            supervisor.started(
+                "governor.cli.trial.build_process", data, output=output.fileno(), folder=scratch
+            ) as (
                 reading,
                 process,
             ),

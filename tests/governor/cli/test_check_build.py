@@ -234,9 +234,11 @@ def test_what_is_left_behind_is_killed(folder):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_is_left_when_the_check_is_killed(folder, number):
     (folder / "run.yaml").write_text(FILE % {**GOOD, "room": "hang"})
+    (folder / "tmp").mkdir()
     checking = subprocess.Popen(
         [sys.executable, "-m", "governor", "check", "run.yaml", "--build"],
         cwd=folder,
+        env={**os.environ, "TMPDIR": str(folder / "tmp")},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -249,6 +251,7 @@ def test_nothing_is_left_when_the_check_is_killed(folder, number):
     checking.wait()
     _, alive = psutil.wait_procs(below, timeout=30)
     assert alive == []
+    assert [*(folder / "tmp").iterdir()] == []
 
 
 def test_a_text_environment_is_reset_and_no_model_is_asked(folder):

@@ -314,3 +314,76 @@ def test_entries_are_imported_in_the_run_files_folder(folder):
 def test_a_folder_that_is_gone_is_the_reason(folder):
     gone = folder / "gone"
     assert f"folder {gone} cannot be entered (No such file" in verdicts(gone, "json:dumps")["json:dumps"]
+
+
+def test_arguments_have_their_own_line(folder):
+    (folder / "mine.py").write_text(
+        "import gymnasium\nfrom gymnasium.spaces import Discrete\n"
+        "def load(path, *, rows=3): ...\n"
+        "class Room(gymnasium.Env):\n    def __init__(self, size=3): self.observation_space = self.action_space = Discrete(size)\n"
+        "    def reset(self): ...\n    def step(self, action): ...\n"
+        "def wrap(environment, times): return environment\n"
+    )
+    plain = {"entry": "mine:Room", "params": {"sise": 4}}
+    wrapped = {**plain, "wrappers": ["mine:wrap", {"entry": "mine:wrap", "params": {"time": 3}}]}
+    played = [{"simulate": {"environment": name, "agents": []}} for name in ("plain", "wrapped")]
+    tasks = {"tasks": [{"call": "mine:load", "args": {"rows": 3}}, {"call": "mine:load", "args": {"pth": 3}}]}
+    asked = entry_check.of_data(
+        {
+            "conductors": {"environments": {"plain": plain, "wrapped": wrapped}},
+            "phases": [*played, tasks],
+        }
+    )
+    said = entry_check.faults(asked, folder=folder)
+    where = ("conductors", "environments")
+    assert [place for place, _ in said] == [
+        (*where, "plain", "params", "sise"),
+        (*where, "plain", "entry"),
+        (*where, "wrapped", "params", "sise"),
+        (*where, "wrapped", "wrappers", 0, "entry"),
+        (*where, "wrapped", "wrappers", 1, "params", "time"),
+        ("phases", 2, "tasks", 0, "call"),
+        ("phases", 2, "tasks", 1, "args", "pth"),
+    ]
+    assert [message.partition("; ")[2] for _, message in said if ";" in message] == [
+        "did you mean 'size'? (it takes size)",
+        "did you mean 'size'? (it takes size)",
+        "did you mean 'times'? (it takes times)",
+        "did you mean 'path'? (it takes path, rows)",
+    ]
+
+
+def test_params_of_a_gymnasium_id_are_those_of_make_and_of_its_class(folder):
+    def said(*params, target="gymnasium:FrozenLake-v1"):
+        asked = entry_check.UserEntry(place=("x", "entry"), kind="environment", target=target, params=params)
+        return entry_check.faults([asked], folder=folder)
+
+    assert said("is_slippery", "max_episode_steps", "render_mode", "disable_env_checker") == []
+    [(place, message)] = said("slippery")
+    assert place == ("x", "params", "slippery")
+    assert "did you mean 'is_slippery'?" in message
+    assert said(target="gymnasium:FrozenLake") == [], "the highest version"
+
+
+def test_an_id_of_a_package_is_answered_with_what_to_write(folder):
+    (folder / "minigrid.py").write_text(
+        "import gymnasium\ngymnasium.register('MiniGrid-Mine-v0', entry_point='gymnasium.envs.toy_text:FrozenLakeEnv')\n"
+    )
+    said = verdicts(
+        folder,
+        "gymnasium:ALE/Pong-v5",
+        "gymnasium:MiniGrid-Mine-v0",
+        "gymnasium:MiniGrid-Mime-v0",
+        "gymnasium:minigrid:MiniGrid-Mine-v0",
+        "gymnasium:ale_py:ALE/Pong-v5",
+        kind="environment",
+    )
+    assert said == {
+        "gymnasium:ALE/Pong-v5": "gymnasium has no environment 'ALE/Pong-v5': install the package ale-py, and write "
+        "gymnasium:ale_py:ALE/Pong-v5",
+        "gymnasium:MiniGrid-Mine-v0": "gymnasium has no environment 'MiniGrid-Mine-v0': write "
+        "gymnasium:minigrid:MiniGrid-Mine-v0",
+        "gymnasium:MiniGrid-Mime-v0": "gymnasium has no environment 'MiniGrid-Mime-v0'; did you mean "
+        "'gymnasium:minigrid:MiniGrid-Mine-v0'?",
+        "gymnasium:ale_py:ALE/Pong-v5": "there is no module 'ale_py': install the package ale-py",
+    }
