@@ -63,6 +63,7 @@ def test_a_good_one_has_no_faults_and_no_conductors_but_the_simulation():
             "plays alone",
         ),
         ({"environment": {**GAME, "vector": 2}}, "phases[0].simulate.environment", "'vector'"),
+        ({"environment": {**GAME, "wrappers": ["m:W"]}}, "phases[0].simulate.environment", "'wrappers'"),
         (
             {"environment": with_params(GAME, ids=2), "workers": 3},
             "phases[0].simulate.workers",

@@ -371,19 +371,19 @@ def test_an_id_of_a_package_is_answered_with_what_to_write(folder):
     )
     said = verdicts(
         folder,
-        "gymnasium:ALE/Pong-v5",
+        "gymnasium:FlappyBird-v0",
         "gymnasium:MiniGrid-Mine-v0",
         "gymnasium:MiniGrid-Mime-v0",
         "gymnasium:minigrid:MiniGrid-Mine-v0",
-        "gymnasium:ale_py:ALE/Pong-v5",
+        "gymnasium:flappy_bird_gymnasium:FlappyBird-v0",
         kind="environment",
     )
     assert said == {
-        "gymnasium:ALE/Pong-v5": "gymnasium has no environment 'ALE/Pong-v5': install the package ale-py, and write "
-        "gymnasium:ale_py:ALE/Pong-v5",
+        "gymnasium:FlappyBird-v0": "gymnasium has no environment 'FlappyBird-v0': install the package flappy-bird-gymnasium, and write "
+        "gymnasium:flappy_bird_gymnasium:FlappyBird-v0",
         "gymnasium:MiniGrid-Mine-v0": "gymnasium has no environment 'MiniGrid-Mine-v0': write "
         "gymnasium:minigrid:MiniGrid-Mine-v0",
         "gymnasium:MiniGrid-Mime-v0": "gymnasium has no environment 'MiniGrid-Mime-v0'; did you mean "
         "'gymnasium:minigrid:MiniGrid-Mine-v0'?",
-        "gymnasium:ale_py:ALE/Pong-v5": "there is no module 'ale_py': install the package ale-py",
+        "gymnasium:flappy_bird_gymnasium:FlappyBird-v0": "there is no module 'flappy_bird_gymnasium': install the package flappy-bird-gymnasium",
     }
