@@ -221,13 +221,8 @@ def test_a_hang_ends_at_its_limit_and_leaves_no_process(folder):
 
 
 def test_what_is_left_behind_is_killed(folder):
-    before = set(psutil.pids())
     check(folder, code=0, room="leave")
-    left = [
-        pid
-        for pid in set(psutil.pids()) - before
-        if "build_process" in "".join(psutil.Process(pid).cmdline())
-    ]
+    left = [each for each in psutil.process_iter(["cwd"]) if each.info["cwd"] == str(folder)]
     assert left == []
 
 

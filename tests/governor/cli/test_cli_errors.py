@@ -137,7 +137,7 @@ def test_check_as_json(tmp_path):
         False,
         [2, 5],
     )
-    (tmp_path / "run.yaml").write_text(BAD.replace("sede", "seed").replace("absent:f", "json:dumps"))
+    (tmp_path / "run.yaml").write_text(BAD.replace("sede", "seed").replace("absent:f", "os:getcwd"))
     done = invoke("check", "--json", str(tmp_path / "run.yaml"))
     assert (done.exit_code, json.loads(done.stdout)["faults"]) == (0, [])
 
