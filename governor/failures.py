@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
+    from governor.messages import FailureKind
+
 REASON_LENGTH: Final = 300
 """Characters of a reason, without its place."""
 TRACEBACK_BYTES: Final = 16 * 1024
@@ -57,6 +59,14 @@ _PACKAGES: Final = ("site-packages", "dist-packages")
 _NUMBERS: Final = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _FRAME: Final = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
 _PLACE: Final = re.compile(r" \([^()]*:\d+\)$")
+_OF_MODEL: Final = "model: "
+"""How the reason of an episode begins that failed while it waited for its language model."""
+_OF_INFRASTRUCTURE: Final = re.compile(
+    r"cannot (record its steps|write its line): |no runner can be started: |environment: [A-Z]+ https?://\S+: (?!HTTP [1-4])"
+)
+"""How other reasons begin that are not of user code: an environment behind a server cannot be reached, or answers 5xx."""
+_OUT_OF_MEMORY: Final = " was killed by Ray: "
+"""Of a runner: Ray kills none but for its memory."""
 _rendered: dict[Any, tuple[str, str]] = {}
 
 
@@ -114,6 +124,17 @@ def cause_of(reason: str) -> str:
     place = _PLACE.search(reason)
     text = reason[: place.start()] if place else reason
     return _NUMBERS.sub("#", text) + (place[0] if place else "")
+
+
+def kind_of(outcome: str, reason: str) -> FailureKind:
+    """What a failed episode, attempt or run of a task has failed of. The only place that decides it."""
+    if outcome == "timed_out":
+        return "time"
+    if outcome == "crashed":
+        return "limit" if _OUT_OF_MEMORY in reason else "infrastructure"
+    if reason.startswith(_OF_MODEL):
+        return "model"
+    return "infrastructure" if _OF_INFRASTRUCTURE.match(reason) else "user"
 
 
 def place_in(reason: str) -> str:

@@ -127,7 +127,9 @@ class ConductorStuck(ConductorEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartEnded(Event):
-    """The simulation or the task graph of a phase is over; `failures` of its episodes or tasks ended badly."""
+    """The simulation or the task graph of a phase is over; `failures` of its episodes or tasks ended badly. `tolerated`: the phase
+    bears as many; else `exceeded` may name the bound that was passed.
+    """
 
     kind: ClassVar[str] = "part.ended"
     phase: int
@@ -135,6 +137,8 @@ class PartEnded(Event):
     end: str
     failures: int = 0
     first_failure: str = ""
+    tolerated: bool = False
+    exceeded: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ class ConductorPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhasePlan:
-    """`on_failure`: the effect of failed episodes or tasks on the run once their phase is over. `simulated_by` is the
+    """`on_failure`: the effect on the run of failed episodes or tasks that the phase does not bear. `simulated_by` is the
     conductor that works on the simulation, by its name in the plan.
     """
 

@@ -82,7 +82,7 @@ def enter(before: AtWork, *, phase: int, at: float, cause: str) -> Step:
         if before.last:
             phase, reason = len(phases), before.stopped
     if phase >= len(phases):
-        bad = f"{failed} of {len(phases)} phases failed; first: {first_failed}" if failed else ""
+        bad = f"{failed} of {len(phases)} phases had failures; first: {first_failed}" if failed else ""
         reason = "; ".join(filter(None, (bad, reason)))
         return finalizing.enter(before, outcome="finished", reason=reason, at=at)
     parts = phases[phase].parts
@@ -126,24 +126,28 @@ def part_ended(state: Running, event: PartEnded) -> Answer:
         failures=state.failures + event.failures,
         failure=state.failure or event.first_failure,
     )
-    if state.open:
-        return Step(state)
     phase = state.plan.phases[state.phase]
+    fails = event.failures > 0 and phase.on_failure == "fail" and not event.tolerated
+    if state.open and not fails:
+        return Step(state)
     end = EndPhase(phase=state.phase, name=phase.name, end="+".join(state.ends))
-    reason = failure_line(phase.name, state.failures, state.failure)
+    reason = failure_line(phase.name, state.failures, state.failure, exceeded=event.exceeded)
     if state.failures:
         state = replace(state, failed=state.failed + 1, first_failed=state.first_failed or reason)
-    if state.failures and phase.on_failure == "fail":
+    if fails:
         step = finalizing.enter(state, outcome="failed", reason=reason, at=event.at)
+        if state.open:  # of them the phase's end is told there
+            return step
     else:
         cause = f"phase {phase.name} ended: {end.end}"
         step = enter(state, phase=state.phase + 1, at=event.at, cause=cause)
     return Step(step.state, (end, *step.effects), cause=step.cause or f"phase {phase.name} ended: {end.end}")
 
 
-def failure_line(phase: str, failures: int, first: str) -> str:
-    """What is told of a phase with failures; `first` is the line of the first one."""
-    return f"phase {phase}: {failures} ended badly" + (f", first {first}" if first else "")
+def failure_line(phase: str, failures: int, first: str, *, exceeded: str = "") -> str:
+    """What is told of a phase with failures; `first` is the line of the first one, `exceeded` the bound that was passed."""
+    told = f"phase {phase}: {failures} ended badly"
+    return told + (f", beyond {exceeded}" if exceeded else "") + (f", first {first}" if first else "")
 
 
 def part_failed(state: Running, event: PartFailed) -> Answer:

@@ -6,7 +6,14 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
 from governor.episodes.records.tracebacks import Tracebacks
-from governor.messages import Acknowledged, EpisodeEnded, EpisodeRecord, FiguresUpdated, encode
+from governor.messages import (
+    Acknowledged,
+    EpisodeAttemptEnded,
+    EpisodeEnded,
+    EpisodeRecord,
+    FiguresUpdated,
+    encode,
+)
 
 if TYPE_CHECKING:
     import threading
@@ -51,7 +58,24 @@ class ReportQueue:
         self._until_figures -= len(records)
         return self.put(*(EpisodeEnded(phase=self._phase, episode=record) for record in records))
 
-    def put(self, *events: EpisodeEnded | FlowReport) -> Future[Acknowledged]:
+    def attempt(self, record: EpisodeRecord, *, number: int) -> None:
+        """An attempt at an episode that is not its last one."""
+        failed = self.tracebacks.take(record)
+        self.put(
+            EpisodeAttemptEnded(
+                phase=self._phase,
+                index=failed.index,
+                attempt=number,
+                worker=failed.worker,
+                outcome=failed.outcome,
+                reason=failed.reason,
+                steps=failed.steps,
+                seconds=failed.seconds,
+                traceback=failed.traceback,
+            )
+        )
+
+    def put(self, *events: EpisodeEnded | EpisodeAttemptEnded | FlowReport) -> Future[Acknowledged]:
         """Reports these events, in order; the acknowledgement of all."""
         with self._lock:
             first = not self._events

@@ -30,6 +30,7 @@ from governor import logs
 from governor.episodes.entries import in_daemon_thread
 from governor.episodes.finalizer import Finalizer
 from governor.episodes.records import episode_file
+from governor.episodes.records.recorders import Recorders
 from governor.episodes.report_queue import ReportQueue
 from governor.episodes.rules.conditions import STRENGTH
 from governor.episodes.rules.evaluation import entropy
@@ -37,18 +38,16 @@ from governor.episodes.rules.phase_rules import PhaseRules
 from governor.episodes.rules.seeds import episode_seed
 from governor.episodes.rules.statistics import summarize
 from governor.episodes.rules.user_conditions import UserConditions, recorded_episodes
-from governor.failures import one_line, reason_of, traceback_of
-from governor.messages import Acknowledged, EpisodeRecord, FlowReport, PartEndedReport, StartSimulation
+from governor.failures import one_line, reason_of
+from governor.messages import Acknowledged, EpisodeRecord, FlowReport, StartSimulation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from governor.episodes.finalizer import Recorded
     from governor.episodes.records.checkpoints import Copy
-    from governor.episodes.records.recording import Columns, StepRecorder
     from governor.episodes.rules.evaluation import Stage
     from governor.episodes.rules.user_conditions import Answer
-    from governor.episodes.spaces import SpaceSpec
     from governor.messages import ConductorSpec, FlowControl
     from governor.messages.link import Link
 
@@ -84,7 +83,8 @@ class Simulation:
         self._stage_end: Future[None] | None = None
         self.finalizer = Finalizer(command, spec=spec, link=link)
         self._pending: set[Future[Any]] = set()
-        self._recorders: dict[int, StepRecorder] = {}
+        self._recorders = Recorders(Path(spec.run_folder), command)
+        self.recorder, self.recorder_of = self._recorders.of_spaces, self._recorders.of
         self._reports = ReportQueue(
             command.phase,
             link=link,
@@ -134,29 +134,13 @@ class Simulation:
         """Whether `next_index` would wait for conditions of the user."""
         return self._user.is_behind
 
-    def recorder(self, worker: int, observation: SpaceSpec, action: SpaceSpec) -> StepRecorder:
-        """The recorder of one worker, whose environment has these spaces."""
-        from governor.episodes.records.recording import Columns  # noqa: PLC0415  # Arrow: not for the forkserver
-
-        return self.recorder_of(worker, Columns.of(observation, action, self.command.info))
-
-    def recorder_of(self, worker: int, columns: Columns) -> StepRecorder:
-        """The recorder of one worker; a new one if the columns of its steps change."""
-        from governor.episodes.records.recording import StepRecorder  # noqa: PLC0415  # as above
-
-        recorder = self._recorders.get(worker)
-        if recorder is None or recorder.columns != columns:
-            if recorder is not None:
-                recorder.close()
-            recorder = StepRecorder(
-                Path(self.spec.run_folder), phase=self.command.name, worker=worker, columns=columns
-            )
-            self._recorders[worker] = recorder
-        return recorder
-
     def played_again(self) -> None:
         with self._condition:
             self.replays += 1
+
+    def retries_of(self, index: int) -> int:
+        """How many attempts at this episode have failed, and do not count."""
+        return self._rules.retries.number(index) - 1
 
     def may_end(self, record: EpisodeRecord) -> bool:
         """Whether the episode must be stored at once, since something may follow from it: called once for each. Of a single worker
@@ -164,6 +148,8 @@ class Simulation:
         """
         with self._condition:
             marked = self._rules.marked(record)
+            if self._rules.retries.is_due(marked):
+                return True
             may_end = self._rules.may_end(marked)
             at_once = self._rules.asks_user and self.command.workers > 1
             return at_once or self._user.ask_first(marked) or may_end
@@ -178,9 +164,15 @@ class Simulation:
             nothing.set_result(Acknowledged())
             return nothing
         with self._condition:
+            if not (marked := self._attempts_over(marked)):
+                return self._reports.put()
             marked = self._file.append(*map(self._reports.tracebacks.take, marked))
             for record in marked:
-                self.apply_flow(self._rules.ended(record), end="until", by=self._rules.ended_by)
+                self._rules.retries.ended(record.index)
+                flow = self._rules.ended(record)
+                if self._rules.exceeded:
+                    self.stop(end="failures", by=self._rules.exceeded)
+                self.apply_flow(flow, end="until", by=self._rules.ended_by)
             self._user.ask(marked)
             self._episodes += len(marked)
             self._steps += sum(record.steps for record in marked)
@@ -192,6 +184,20 @@ class Simulation:
             reported = self._reports.episodes(marked)
             self._user.stored()
             return reported
+
+    def _attempts_over(self, records: list[EpisodeRecord]) -> list[EpisodeRecord]:
+        """Those that are over; the others are played again, unless the phase ends before."""
+        retries, ended = self._rules.retries, []
+        for record in records:
+            if not retries.is_due(record):
+                ended.append(record)
+                continue
+            self._reports.attempt(record, number=retries.number(record.index))
+            retries.failed(record)
+            self.replays += 1
+            self._rules.schedule.again(record.index)
+            self._condition.notify_all()
+        return ended
 
     def _is_left_out(self, record: EpisodeRecord) -> bool:
         """Whether the exit of the process has interrupted it: such an episode is not recorded."""
@@ -250,8 +256,7 @@ class Simulation:
     @property
     def progress(self) -> int:
         """A number that changes with each recorded step and each episode."""
-        taken = sum(recorder.taken for recorder in [*self._recorders.values()])
-        return self._episodes + taken + self._user.asked_about + self.finalizer.progress
+        return self._episodes + self._recorders.taken + self._user.asked_about + self.finalizer.progress
 
     def resume(self) -> None:
         """Ends a PAUSE."""
@@ -291,6 +296,8 @@ class Simulation:
             self.finalizer.begin()
             self._rules.open(Path(self.spec.run_folder), copy)
             await self._settle(self._rules.settle_previous())
+            if self._rules.exceeded:
+                self.stop(end="failures", by=self._rules.exceeded)
             self.apply_flow(self._rules.initial_flow, end="until", by=self._rules.ended_by)
             if not self.stopping and self._rules.schedule.stage is not None:  # else nothing is built
                 await asyncio.gather(*(self._thread(play, n) for n in range(threads or command.workers)))
@@ -299,8 +306,7 @@ class Simulation:
                 clock.cancel()
             await self._user.close()
             await self._settle_end()
-            for recorder in self._recorders.values():
-                recorder.close()
+            self._recorders.close()
             if not self.abandoned:
                 fault = await self.finalizer.finish(recorded or (lambda _: self._rules.figures.ended))
                 self._fault = self._fault or fault
@@ -383,17 +389,8 @@ class Simulation:
         metrics = summarize(figures, steps_per_second=self._steps / seconds if seconds else None)
         metrics |= self._rules.metrics | self.figures
         metrics |= {"episodes_played_again": self.replays} if self.replays else {}
+        end = self._end or "max_episodes"
         await self.link.report(
-            PartEndedReport(
-                phase=self.command.phase,
-                part="simulation",
-                end=self._end or "max_episodes",
-                ended_by=self._ended_by,
-                failures=figures.bad + bool(self._fault),
-                first_failure=str(self._fault) or figures.first_bad,
-                metrics=metrics,
-                fault=str(self._fault),
-                traceback=traceback_of(self._fault),
-            )
+            self._rules.report_of_end(end=end, ended_by=self._ended_by, fault=self._fault, metrics=metrics)
         )
         os.close(self.stop_signal)

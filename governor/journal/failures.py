@@ -17,7 +17,7 @@ import msgspec
 
 from governor.errors import RecordDamaged
 from governor.failures import cause_of
-from governor.messages import BAD
+from governor.messages import BAD, BAD_TASKS
 
 if TYPE_CHECKING:
     import sqlite3
@@ -41,10 +41,13 @@ CREATE TABLE causes (
 """
 """`causes`: the `number` of failures of each cause, the number of the first one's event, and its record in msgpack."""
 INDEX: Final = "CREATE INDEX failed_events ON events (run, last) WHERE failures > 0;"
-COUNTED: Final = {"episode.ended": "episode", "task.ended": "task", "task.attempt_ended": "attempt"}
+COUNTED: Final = {
+    "episode.ended": "episode",
+    "task.ended": "task",
+    "episode.attempt_ended": "attempt",
+    "task.attempt_ended": "attempt",
+}
 """Events whose causes are counted, and what is then said to have failed."""
-BAD_TASKS: Final = frozenset({"failed", "timed_out", "crashed"})
-"""Outcomes of tasks that are failures of their own: others follow from these, or from a decision."""
 TEXT: Final = 1 << 17
 """Characters of a traceback that are stored at most, whoever sends it."""
 
@@ -64,6 +67,7 @@ class Cause(NamedTuple):
 KINDS: Final = (
     "episode.ended",
     "task.ended",
+    "episode.attempt_ended",
     "task.attempt_ended",
     "part.ended",
     "conductor.failed",
@@ -104,7 +108,7 @@ def failed(kind: str, items: Sequence[Any]) -> list[int]:
         case "episode.ended" | "task.ended":
             bad = BAD if kind == "episode.ended" else BAD_TASKS
             return [place for place, item in enumerate(items) if _of(item, "outcome") in bad]
-        case "task.attempt_ended" | "conductor.failed":
+        case "episode.attempt_ended" | "task.attempt_ended" | "conductor.failed":
             return [*range(len(items))]
         case "part.ended":
             return [place for place, item in enumerate(items) if item.get("fault")]
@@ -151,7 +155,7 @@ def count_causes(
     first: dict[bytes, tuple[int, Any]] = {}
     for event, item in items:
         phase = item["phase"] if phase < 0 else phase
-        reason = _of(item, "reason" if kind == "episode.ended" else "error")
+        reason = _of(item, "reason" if kind.startswith("episode.") else "error")
         cause = blake2b(f"{_of(item, 'outcome')} {cause_of(reason)}".encode(), digest_size=8).digest()
         counts[cause] = counts.get(cause, 0) + 1
         first.setdefault(cause, (event, item))

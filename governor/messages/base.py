@@ -16,6 +16,9 @@ EpisodeOutcome: TypeAlias = Literal["terminated", "truncated", "failed", "timed_
 COMPLETE: Final = frozenset[EpisodeOutcome]({"terminated", "truncated"})
 """Outcomes of episodes that ended by themselves."""
 BAD: Final = frozenset[EpisodeOutcome]({"failed", "timed_out", "crashed"})
+BAD_TASKS: Final = frozenset[TaskOutcome]({"failed", "timed_out", "crashed"})
+"""Outcomes of tasks that are failures of their own: others follow from these, or from a decision."""
+FailureKind: TypeAlias = Literal["user", "infrastructure", "time", "model", "limit"]
 Part: TypeAlias = Literal["simulation", "tasks"]
 FlowControl: TypeAlias = Literal[
     "CONTINUE", "PAUSE", "RESET", "RESTART", "STOP_SIMULATION", "STOP_PHASE", "SHUTDOWN"

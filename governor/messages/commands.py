@@ -5,16 +5,16 @@ Such a section is declared here alone: as it is written in a run file, so it is 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
 
 import msgspec
 from pydantic import BeforeValidator, Field, model_validator
 
-from governor.messages.base import Message
+from governor.messages.base import FailureKind, Message
 from governor.messages.conductor import TaskSpec
 from governor.messages.figures import PhaseFigures
 from governor.messages.results import EndedRuns
-from governor.units.fields import AnyDuration, Count, Duration, Entry, Metric, Params
+from governor.units.fields import MAX_COUNT, AnyDuration, Count, Duration, Entry, Metric, Params
 from governor.units.sections import Section
 
 
@@ -151,6 +151,44 @@ class Checkpoint(Section):
     last: Annotated[bool, Field(description="Keep the one at the end of the phase.")] = False
 
 
+class Failures(Section):
+    """What a phase bears of failed episodes and of failed tasks, each counted on their own."""
+
+    at_most: Annotated[
+        Annotated[int, Field(ge=0, le=MAX_COUNT)]
+        | Annotated[str, Field(pattern=r"^(100|\d{1,2})(\.\d+)?%$")]
+        | None,
+        Field(
+            description="Failures that do not end the phase: a number, or a part of all that are planned, rounded down; null: "
+            "0, and without `consecutive` no bound.",
+            examples=["1%"],
+        ),
+    ] = None
+    consecutive: Annotated[
+        Count | None,
+        Field(
+            description="So many failures one after the other end the phase; null: no such bound.",
+            examples=[20],
+        ),
+    ] = None
+    retry: Annotated[
+        Annotated[int, Field(ge=0, le=1000)] | dict[FailureKind, Annotated[int, Field(ge=0, le=1000)]],
+        Field(
+            description="How often an episode that failed is played again, and a task without `retries` is tried again: a number, "
+            "or a mapping of kinds of failures to numbers.",
+            examples=[{"infrastructure": 3}],
+        ),
+    ] = 0
+
+    @property
+    def retries(self) -> dict[str, int]:
+        """By kind of failure, without zeros."""
+        each = (
+            self.retry if isinstance(self.retry, dict) else dict.fromkeys(get_args(FailureKind), self.retry)
+        )
+        return {kind: number for kind, number in each.items() if number}
+
+
 class DynamicTimeoutSpec(Section):
     """Attempts get ``min(timeout, ratio * mean)``, of the wall times of train phases with the same settings."""
 
@@ -216,7 +254,8 @@ class StartSimulation(Message, frozen=True):
     that a runner gets at a time, None: as many as take about a second. `vector` is the number of environments of each
     worker; `max_staleness` is in versions of the weights. `build_seconds` bounds how long an environment or agent takes
     to be built here, not in a conductor of its own; `return_seconds`, how long a conductor may be unavailable. `info`: the
-    reduction of each key over an episode, or ``all``; `reports`: names that rules may use.
+    reduction of each key over an episode, or ``all``; `reports`: names that rules may use. `failures`: None is no bound.
+    `attempts`: the kinds of the failed attempts at episodes that have not ended.
     """
 
     phase: int
@@ -242,6 +281,8 @@ class StartSimulation(Message, frozen=True):
     max_staleness: int = 0
     info: dict[str, str] | Literal["all"] = {}
     reports: tuple[str, ...] = ()
+    failures: Failures | None = None
+    attempts: dict[int, tuple[FailureKind, ...]] = {}
     build_seconds: float = 60.0
     return_seconds: float = 60.0
 
@@ -252,7 +293,8 @@ class StartTasks(Message, frozen=True):
 
     `max_repeat_per_runner` runs of a task are executed by one runner in a row. Once `min_num` tasks have succeeded, or
     all but the part `over_rollout`, what is left has `wait_after_min` seconds. `grace` is seconds from the end of an
-    attempt's time to its death.
+    attempt's time to its death. `failures`: None is no bound; of them `failed` have been, the last `failed_in_a_row` one after
+    the other.
     """
 
     phase: int
@@ -266,6 +308,9 @@ class StartTasks(Message, frozen=True):
     over_rollout: float = 0.0
     wait_after_min: float = 0.0
     dynamic_timeout: DynamicTimeoutSpec | None = None
+    failures: Failures | None = None
+    failed: int = 0
+    failed_in_a_row: int = 0
     grace: float = 1.0
 
 

@@ -6,7 +6,16 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from governor.messages.base import ConductorKind, Done, FlowControl, Message, Part, Refused, TaskOutcome
+from governor.messages.base import (
+    ConductorKind,
+    Done,
+    EpisodeOutcome,
+    FlowControl,
+    Message,
+    Part,
+    Refused,
+    TaskOutcome,
+)
 from governor.messages.results import EpisodeRecord, TaskRecord
 from transport.access import Secret  # msgspec reads it at run time
 
@@ -37,6 +46,20 @@ class TracebackSeen(Message, frozen=True):
 class EpisodeEnded(Message, frozen=True):
     phase: int
     episode: EpisodeRecord
+
+
+class EpisodeAttemptEnded(Message, frozen=True):
+    """An attempt at an episode failed, and another one follows."""
+
+    phase: int
+    index: int
+    attempt: int
+    worker: int
+    outcome: EpisodeOutcome
+    reason: str
+    steps: int
+    seconds: float
+    traceback: str = ""
 
 
 class FiguresUpdated(Message, frozen=True):
@@ -125,8 +148,9 @@ class FlowReport(Message, frozen=True):
 
 class PartEndedReport(Message, frozen=True):
     """The simulation or the task graph of a phase is over. `end` is the reason: ``max_episodes``, ``until``,
-    ``tasks_done``, ``stopped``; `ended_by` names the condition behind ``until``. `failures` counts episodes or tasks that ended
-    badly; `first_failure` is one line. `fault` is a failure of the part itself, with its `traceback`.
+    ``tasks_done``, ``failures``, ``stopped``; `ended_by` names the condition behind ``until``. `failures` counts episodes or tasks that ended
+    badly; `first_failure` is one line. `fault` is a failure of the part itself, with its `traceback`. `exceeded` names the bound
+    of `failures` that was passed; `tolerated`: none was, and there are failures of episodes or tasks alone.
     """
 
     phase: int
@@ -138,6 +162,8 @@ class PartEndedReport(Message, frozen=True):
     metrics: dict[str, float] = {}
     fault: str = ""
     traceback: str = ""
+    exceeded: str = ""
+    tolerated: bool = False
 
 
 class PartFinalizing(Message, frozen=True):
@@ -167,6 +193,7 @@ ConductorEvent: TypeAlias = (
     | FailedReport
     | TracebackSeen
     | EpisodeEnded
+    | EpisodeAttemptEnded
     | FiguresUpdated
     | TaskStarted
     | TaskAttemptEnded
@@ -198,7 +225,7 @@ class Acknowledged(Message, frozen=True):
 
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One node of the graph. `timeout` bounds the running time of one attempt; `retries` is the number of
-    attempts after the first. `args_key` names arguments that are not plain data and are stored in Ray.
+    attempts after the first; `retry` says it by the kind of failure, where it is not empty. `args_key` names arguments that are not plain data and are stored in Ray.
     """
 
     id: str
@@ -208,6 +235,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     repeat: int = 1
     timeout: float | None = None
     retries: int = 0
+    retry: dict[str, int] = {}
     resources: dict[str, float] = {}
     is_eval: bool = False
     priority: int = 0

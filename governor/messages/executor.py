@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from governor.messages.base import ConductorKind, Done, Message, Refused, RunOutcome
+from governor.messages.base import ConductorKind, Done, FailureKind, Message, Refused, RunOutcome
 from governor.messages.curves import Curve
 from governor.messages.output import OutputPage, ReadOutput
 from governor.messages.results import RunResult
@@ -70,6 +70,7 @@ class ListFailures(Message, frozen=True):
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """`event` is its number in the run's record; `what` has failed: "episode 3", "task fit[0]", "attempt 1 of task fit[0]",
     "conductor agent.walker", "simulation". `traceback` is a key of `FailureList.tracebacks`; "": there is none.
+    `failure_kind` is of episodes, tasks and their attempts.
     """
 
     event: int
@@ -79,6 +80,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     phase: str | None = None
     traceback: str = ""
+    failure_kind: FailureKind | None = None
 
 
 class FailureList(Message, frozen=True):

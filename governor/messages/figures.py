@@ -95,7 +95,7 @@ class PhaseFigures(msgspec.Struct, kw_only=True):
     others.
     `returns`, `by_player` and `complete_steps` count those that were terminated or truncated. `seconds` of each worker.
     `curves`: of the metrics of complete episodes, those of evaluations as ``evaluation.NAME`` by the number of the evaluation.
-    `stages`: the checkpoint's metric in the training stages that are not over, by their first index. `metrics`: those of the
+    `bad` have failed, evaluations included, the last `bad_in_a_row` one after the other. `stages`: the checkpoint's metric in the training stages that are not over, by their first index. `metrics`: those of the
     user's code in complete training episodes, by name.
     """
 
@@ -110,6 +110,7 @@ class PhaseFigures(msgspec.Struct, kw_only=True):
     metrics: dict[str, Spread] = {}
     last_returns: list[float] = []
     bad: int = 0
+    bad_in_a_row: int = 0
     first_bad: str = ""
     seconds: dict[int, float] = {}
     curves: dict[str, Curve] = {}

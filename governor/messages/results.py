@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from governor.index_ranges import IndexRanges  # msgspec reads the annotation
-from governor.messages.base import EpisodeOutcome, Message, RunOutcome, TaskOutcome
+from governor.messages.base import EpisodeOutcome, FailureKind, Message, RunOutcome, TaskOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -83,6 +83,7 @@ class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Failures of a phase with one cause: the type and the place of an exception, and its text without numbers. `kind`: what has
     failed, an ``episode``, a ``task``, or the ``attempt`` of a task that was repeated. `number` of them; `first` is named as
     "episode 3", `reason` and `event` (its number in the run's record) are its own. `others`: causes that were too many.
+    `failure_kind`: None of a part of the phase.
     """
 
     kind: str
@@ -92,6 +93,7 @@ class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
     first: str
     event: int
     others: bool = False
+    failure_kind: FailureKind | None = None
 
 
 class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):

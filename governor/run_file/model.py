@@ -232,7 +232,7 @@ class Run(Section):
             PhasePlan(
                 name=phase.name,
                 parts=phase.parts,
-                on_failure=phase.on_failure,
+                on_failure="continue" if phase.policy is None else "fail",
                 simulated_by=self.driver_of(index),
             )
             for index, phase in enumerate(self.phases)

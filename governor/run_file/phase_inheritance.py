@@ -25,6 +25,9 @@ KEY: Final = "inherits"
 _NULL_IS_A_VALUE: Final = frozenset({"max_repeat_per_runner"})
 """Null is a value of these keys (all of them), and does not remove them."""
 
+_SHORT: Final = {"failures": "on_failure", "on_failure": "failures"}
+"""Who says one of them does not inherit the other."""
+
 
 class PhaseInheritance:
     """Resolves the phases of a run: `data` is the result, `faults` those of the key `inherits` itself."""
@@ -66,7 +69,10 @@ class PhaseInheritance:
             phases[index] = said
             if base is not None:
                 self._origins[index] = base
-                inherited = {key: value for key, value in _as_data(phases[base]).items() if key != "name"}
+                left_out = {"name", *(_SHORT[key] for key in _SHORT if said.get(key) is not None)}
+                inherited = {
+                    key: value for key, value in _as_data(phases[base]).items() if key not in left_out
+                }
                 phases[index] = _merged(said, inherited)
         return phases
 

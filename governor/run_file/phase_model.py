@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from governor.messages import Checkpoint, DynamicTimeoutSpec, Evaluate, Until
+from governor.messages import Checkpoint, DynamicTimeoutSpec, Evaluate, Failures, Until
 from governor.units.fields import (
     MAX_COUNT,
     Agents,
@@ -129,11 +129,12 @@ class TaskSection(Section):
         Field(description="Running time of one attempt, without queue and cold start; null: no limit."),
     ] = None
     retries: Annotated[
-        int,
+        Annotated[int, Field(ge=0, le=1000)] | None,
         Field(
-            ge=0, le=1000, description="Attempts after the first; only runs that are missing are tried again."
+            description="Attempts after the first; only runs that are missing are tried again. null: `failures.retry` of the phase.",
+            examples=[1],
         ),
-    ] = 0
+    ] = None
     resources: Annotated[
         dict[str, Annotated[float, Field(ge=0)]],
         Field(
@@ -198,10 +199,30 @@ class Phase(Section):
     checkpoint: Annotated[
         Checkpoint | None, Field(description="States of the agents that are kept; null: none.")
     ] = None
+    failures: Annotated[
+        Failures | None,
+        Field(description="What the phase bears of failed episodes and tasks; null: as `on_failure` says."),
+    ] = None
     on_failure: Annotated[
-        Literal["fail", "continue"],
-        Field(description="`continue`: failed tasks and episodes of this phase do not fail the run."),
-    ] = "fail"
+        Literal["fail", "continue"] | None,
+        Field(
+            description="Short for `failures`: `fail` is `{at_most: 0}`, `continue` is no bound; null: `fail`, without `failures`.",
+            examples=["continue"],
+        ),
+    ] = None
+
+    @model_validator(mode="after")
+    def _has_one_policy(self) -> Self:
+        if self.failures is not None and self.on_failure is not None:
+            raise ValueError("'on_failure' is short for 'failures': leave one of them out")
+        return self
+
+    @property
+    def policy(self) -> Failures | None:
+        """What it bears; None: any failures."""
+        if self.failures is not None:
+            return self.failures
+        return None if self.on_failure == "continue" else Failures(at_most=0)
 
     @property
     def parts(self) -> frozenset[Part]:

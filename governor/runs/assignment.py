@@ -15,7 +15,7 @@ from governor.runs.liveness import USER_CODE_SECONDS
 
 if TYPE_CHECKING:
     from governor.journal.runs_table import RunRow
-    from governor.messages import EndedRuns
+    from governor.messages import EndedRuns, FailureKind
     from governor.run_file.model import AgentSection
     from states.plan import RunPlan
 
@@ -78,7 +78,13 @@ class Assignment(Waiting):
             return {**section.model_dump(mode="json"), "state": self._state_of(section)}
         return {"models": list(self.run.models)} if kind == TASKS else {}
 
-    def simulation(self, phase: int, *, done: PhaseFigures | None = None) -> StartSimulation:
+    def simulation(
+        self,
+        phase: int,
+        *,
+        done: PhaseFigures | None = None,
+        attempts: dict[int, tuple[FailureKind, ...]] | None = None,
+    ) -> StartSimulation:
         """The command that begins the simulation of a phase. Raises ValueError for one without."""
         chosen = self.run.phases[phase]
         if chosen.simulate is None:
@@ -105,6 +111,8 @@ class Assignment(Waiting):
             evaluate=chosen.evaluate,
             checkpoint=chosen.checkpoint,
             done=done if done is not None else PhaseFigures(),
+            failures=chosen.policy,
+            attempts=attempts or {},
             made_environment=made if inside else None,
             made_agents=tuple(map(self._made_agent, simulate.agent_names)) if inside else (),
             vector=environment.vector,
@@ -125,14 +133,30 @@ class Assignment(Waiting):
         """How long a conductor whose user code holds Python's lock may take to be killed (`liveness.silence_limit`)."""
         return self.run.deadlines.liveness + max(episode_timeout or 0.0, USER_CODE_SECONDS)
 
-    def tasks(self, phase: int, *, done: dict[str, EndedRuns], journal: str = "") -> StartTasks:
-        """The command that begins the task graph of a phase. `journal` is its path, where something is done."""
+    def tasks(
+        self, phase: int, *, done: dict[str, EndedRuns], journal: str = "", failed: int = 0, in_a_row: int = 0
+    ) -> StartTasks:
+        """The command that begins the task graph of a phase. `journal` is its path, where something is done; `failed` have failed of
+        that, the last ones `in_a_row`.
+        """
         chosen = self.run.phases[phase]
         is_eval = chosen.mode == "eval"
+        retry = {} if chosen.policy is None else chosen.policy.retries
         return StartTasks(
             phase=phase,
             name=chosen.name,
-            tasks=tuple(TaskSpec(**task.model_dump(), is_eval=is_eval) for task in chosen.tasks),
+            tasks=tuple(
+                TaskSpec(
+                    **task.model_dump(exclude={"retries"}),
+                    retries=task.retries or 0,
+                    retry=retry if task.retries is None else {},
+                    is_eval=is_eval,
+                )
+                for task in chosen.tasks
+            ),
+            failures=chosen.policy,
+            failed=failed,
+            failed_in_a_row=in_a_row,
             seed=self.run.seed,
             done=done,
             journal=journal,

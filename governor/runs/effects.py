@@ -13,9 +13,11 @@ import time
 from typing import TYPE_CHECKING, Final, cast
 
 from governor import logs
+from governor.episodes.rules.failures import CountedTasks
 from governor.errors import JournalError
 from governor.messages import EndedRuns, Refused, StartSimulation, StartTasks, StopPartCommand
 from governor.runs.conductor_process import ConductorProcess
+from governor.runs.record.failures import attempts_of
 from governor.runs.record.result import figures_of, record_result
 from states import events
 from states.base import RunInWork
@@ -163,9 +165,17 @@ class EffectRunner:
         """The command that begins a part, with what has ended of it. Blocks; raises JournalError."""
         assignment, journal = self._run.assignment, self._run.context.journal
         if effect.part == "simulation":
-            return assignment.simulation(effect.phase, done=figures_of(journal, assignment, effect.phase))
-        done = EndedRuns.fold(journal.tasks(self._run.uid, effect.phase))
-        return assignment.tasks(effect.phase, done=done, journal=str(journal.path))
+            done = figures_of(journal, assignment, effect.phase)
+            attempts = attempts_of(journal, assignment, effect.phase, ended=done.ended)
+            return assignment.simulation(effect.phase, done=done, attempts=attempts)
+        counted = CountedTasks(journal.tasks(self._run.uid, effect.phase))
+        return assignment.tasks(
+            effect.phase,
+            done=EndedRuns.fold(counted),
+            journal=str(journal.path),
+            failed=counted.failed,
+            in_a_row=counted.in_a_row,
+        )
 
     async def _stop_part(self, effect: StopPart) -> None:
         command = StopPartCommand(phase=effect.phase, reason=effect.reason)

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from governor.messages import (
+    EpisodeAttemptEnded,
     EpisodeEnded,
     PartFinalizing,
     TaskAttemptEnded,
@@ -31,7 +32,13 @@ if TYPE_CHECKING:
     from governor.runs.assignment import Assignment
 
 Recorded: TypeAlias = (
-    EpisodeEnded | PartFinalizing | TaskStarted | TaskReported | TaskAttemptEnded | TaskEnded
+    EpisodeEnded
+    | EpisodeAttemptEnded
+    | PartFinalizing
+    | TaskStarted
+    | TaskReported
+    | TaskAttemptEnded
+    | TaskEnded
 )
 OF_ATTEMPTS: Final = ("conductor.ready", "task.started", "task.attempt_ended", "task.ended")
 """The events that count attempts."""

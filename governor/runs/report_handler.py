@@ -25,9 +25,10 @@ import msgspec
 
 from governor import logs, messages
 from governor.conductors.verifier import Verifier
-from governor.errors import ExitCode, JournalError, NoRoom
+from governor.errors import ExitCode, JournalError, NoRoom, RecordDamaged
 from governor.messages import (
     Acknowledged,
+    EpisodeAttemptEnded,
     EpisodeEnded,
     Log,
     PartFinalizing,
@@ -42,6 +43,7 @@ from governor.messages import (
 )
 from governor.run_file.model import TASKS
 from governor.runs.limits import Recorded
+from governor.runs.record.failures import summary
 from states import events
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ log = logs.get_logger()
 _KINDS: Final = {
     PartFinalizing: "part.finalizing",
     TaskStarted: "task.started",
+    EpisodeAttemptEnded: "episode.attempt_ended",
     TaskAttemptEnded: "task.attempt_ended",
     TaskReported: "task.reported",
 }
@@ -178,11 +181,26 @@ class ReportHandler:
                     part=event.part,
                     end=event.end,
                     failures=event.failures,
-                    first_failure=event.first_failure,
+                    first_failure=await self._first_failures(event),
+                    tolerated=event.tolerated,
+                    exceeded=event.exceeded,
                 )
                 fault = {"fault": event.fault, "traceback": event.traceback} if event.fault else {}
                 by = {"ended_by": event.ended_by} if event.ended_by else {}
                 await handle(ended, detail={"metrics": event.metrics, **by, **fault})
+
+    async def _first_failures(self, ended: messages.PartEndedReport) -> str:
+        """One line; of a part that passed a bound the first causes, with their numbers: all of its records are in the journal."""
+        run, journal = self._run, self._run.context.journal
+        if not ended.exceeded or ended.fault or ended.failures == 1:
+            return ended.first_failure
+        try:
+            causes = await journal.read(lambda: journal.causes(run.uid, ended.phase))
+        except (JournalError, RecordDamaged):
+            causes = []
+        kind = "episode" if ended.part == "simulation" else "task"
+        own = [cause for cause in causes if cause.kind == kind]
+        return summary(own) if sum(cause.number for cause in own) > 1 else ended.first_failure
 
     async def _write(self, change: Callable[[Transaction], T]) -> T:
         """Raises JournalError: the conductor receives no acknowledgement and sends its report again."""

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from governor import logs
-from governor.messages import BAD, EpisodeEnded, TaskAttemptEnded, TaskEnded, TaskStarted
+from governor.messages import BAD, EpisodeAttemptEnded, EpisodeEnded, TaskAttemptEnded, TaskEnded, TaskStarted
 from states.base import RunInWork
 from states.conductors import exit_reason
 from states.effects import BeginPhase, EndPhase, StartConductor
@@ -35,7 +35,7 @@ LEVELS: Final = {"finished": "info", "aborted": "warning", "failed": "error"}
 EVENTS: Final = frozenset(
     {
         *("run.ended", "run.interrupted", "phase.started", "phase.ended", "phase.failed", "lines.left_out"),
-        *("task.ended", "task.attempt_ended", "episode.ended"),
+        *("task.ended", "task.attempt_ended", "episode.ended", "episode.attempt_ended"),
         *("conductor.exited", "conductor.restarting", "process.killed", "flow.requested"),
     }
 )
@@ -88,6 +88,17 @@ class RunLog:
                             steps=episode.steps,
                             reason=episode.reason,
                         )
+                case EpisodeAttemptEnded():
+                    self._bad_end(
+                        "episode.attempt_ended",
+                        episode=event.index,
+                        attempt=event.attempt,
+                        worker=event.worker,
+                        outcome=event.outcome,
+                        seconds=round(event.seconds, 3),
+                        steps=event.steps,
+                        reason=event.reason,
+                    )
                 case TaskStarted(task=task, run=run):
                     self._running[task, run] = event
                 case TaskAttemptEnded(task=task, run=run):
@@ -131,7 +142,8 @@ class RunLog:
     def stepped(self, before: State, event: Event, step: Step) -> None:
         """After each step of the run."""
         if isinstance(event, PartEnded):
-            self._failure = self._failure or event.first_failure
+            beyond = f"beyond {event.exceeded}: " if event.exceeded else ""
+            self._failure = self._failure or beyond + event.first_failure
         if isinstance(event, FlowRequested):
             self._restarts += event.flow == "RESTART"
             self.line("info", event.kind, flow=event.flow, reason=event.reason)

@@ -27,6 +27,9 @@ class OneEpisode:
     def take_restart(self) -> bool:
         return False
 
+    def retries_of(self, index: int) -> int:  # noqa: ARG002  # its recorder is new after an attempt that failed
+        return 0
+
     def may_end(self, record: EpisodeRecord) -> bool:  # noqa: ARG002  # whoever plays the phase decides that
         return False
 

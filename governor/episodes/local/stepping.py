@@ -97,6 +97,8 @@ class EpisodeSource(EpisodeSink, Protocol):
 
     def trains(self, index: int) -> bool: ...
 
+    def retries_of(self, index: int) -> int: ...
+
 
 @dataclass(slots=True, eq=False)
 class LocalSlot:
@@ -243,7 +245,7 @@ class LocalEpisodeWorker:
             self._build(slot)
         seed = self._simulation.seed_of(index)
         timeout = self._simulation.command.episode_timeout
-        slot.recorder.begin(episode=index, seed=seed)
+        slot.recorder.begin(episode=index, seed=seed, retries=self._simulation.retries_of(index))
         deadline = slot.context.enter(RESET, seconds=timeout, index=index, seed=seed)
         slot.episode = self._play(slot, seed, deadline)
         try:

@@ -9,9 +9,10 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -170,7 +171,8 @@ class StepRecorder:
     def __init__(self, folder: Path, *, phase: str, worker: int, columns: Columns) -> None:
         """`folder` is the run's. The file is made with the first write."""
         self.columns = columns
-        self._stream = Stream(folder, phase=phase, worker=worker, schema=columns.schema)
+        self._make_stream = partial(Stream, folder, phase=phase, worker=worker, schema=columns.schema)
+        self._stream = self._make_stream()
         alone = columns.alone
         self._plain_observation = alone is not None and isinstance(alone.observation, Discrete)
         self._plain_action = alone is not None and isinstance(alone.action, Discrete)
@@ -184,7 +186,7 @@ class StepRecorder:
         self._runs: list[StreamedRun] = []
         self._episode = -1
         self._attempt = 0
-        self._seed = 0
+        self._seed = self._retries = 0
         self._playing = False
         self.lost: dict[int, OSError] = {}
         """Episodes whose steps are not all on disk."""
@@ -194,10 +196,15 @@ class StepRecorder:
         """Steps so far; for any thread."""
         return self._flushed + len(self.steps)
 
-    def begin(self, *, episode: int, seed: int) -> None:
-        """Beginning the same episode again is its next attempt: the last attempt counts."""
+    def begin(self, *, episode: int, seed: int, retries: int = 0) -> None:
+        """Beginning the same episode again is its next attempt: the last attempt counts. `retries`: so many attempts at it have failed,
+        the last one perhaps with another recorder, whose stream has to be older then.
+        """
         if self._playing:
             raise RuntimeError(f"episode {self._episode} has not ended")
+        if retries and (episode != self._episode or retries > self._retries + 1):
+            self._renew_stream()
+        self._retries = retries
         with self._lock:
             self._attempt = self._attempt + 1 if episode == self._episode else 1
             self.lost.pop(episode, None)
@@ -265,6 +272,13 @@ class StepRecorder:
                 except OSError as error:
                     self.lost.update((run.episode, error) for run in runs)
                     raise
+
+    def _renew_stream(self) -> None:
+        with contextlib.suppress(OSError):  # in `lost`
+            self.flush()
+        with self._lock:
+            self._stream.close()
+            self._stream = self._make_stream()
 
     def close(self) -> None:
         """Drops steps that are not flushed. May be called again."""

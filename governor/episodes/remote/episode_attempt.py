@@ -28,11 +28,12 @@ class WorkerSlot:
 @dataclass(slots=True, eq=False, kw_only=True)
 class EpisodeAttempt(EpisodeProgress):
     """One attempt at an episode, which `began` with the first attempt. `reward` and `end` (bits of `wire`) are of its last
-    step; `recorded`: it has begun in the slot's recorder.
+    step; `recorded`: it has begun in the slot's recorder. `retries` attempts at it have failed (`failures.retry`).
     """
 
     slot: WorkerSlot
     tries: int
+    retries: int = 0
     reward: float = 0.0
     end: int = 0
     recorded: bool = False
@@ -56,7 +57,7 @@ class EpisodeAttempt(EpisodeProgress):
             self.info.begin(row)
 
     def begin_recording(self) -> None:
-        self.slot.recorder.begin(episode=self.index, seed=self.seed)
+        self.slot.recorder.begin(episode=self.index, seed=self.seed, retries=self.retries)
         self.recorded = self.slot.recording = True
 
     def end_recording(self, outcome: EpisodeOutcome) -> None:

@@ -142,7 +142,10 @@ class EpisodeWorker(RemoteWorker):
         seed = self.simulation.seed_of(index)
         wanted = self.simulation.command.info
         info = InfoFigures(wanted, columns_of(wanted)) if wanted else None
-        return EpisodeAttempt(slot.number, index, seed, began, deadline, slot=slot, tries=tries, info=info)
+        retries = self.simulation.retries_of(index)
+        return EpisodeAttempt(
+            slot.number, index, seed, began, deadline, slot=slot, tries=tries, retries=retries, info=info
+        )
 
     def _stepped(self, attempt: EpisodeAttempt, following: Any, reward: float, end: int, row: Any) -> bool:
         """`row` is of its info. Whether it is still in play: it continues, or the agent must learn its last step."""

@@ -12,6 +12,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -103,13 +104,17 @@ def _first_unknown(
 
 
 class EpisodeSchedule:
-    """Assigns the episodes of a phase, stage by stage, without those that ended in an earlier process (`known`)."""
+    """Assigns the episodes of a phase, stage by stage, without those that ended in an earlier process (`known`). `repeats`: one that
+    has begun may be assigned again.
+    """
 
-    def __init__(self, planned: Iterable[Stage], *, known: IndexRanges) -> None:
+    def __init__(self, planned: Iterable[Stage], *, known: IndexRanges, repeats: bool = False) -> None:
         self._planned = iter(planned)
         self._known = IndexRanges([*known.bounds])
         self._todo: Iterator[int] = iter(())
         self._open = 0
+        self._repeats = repeats
+        self._again: deque[int] = deque()
         self._following: Stage | None = next(self._planned, None)
         self.stage: Stage | None = None
         self.behind: Stage | None = None
@@ -118,17 +123,21 @@ class EpisodeSchedule:
 
     def next(self) -> int | None:
         """The next episode of this stage; None when all of them have begun."""
-        return next(self._todo, None)
+        return self._again.popleft() if self._again else next(self._todo, None)
+
+    def again(self, index: int) -> None:
+        """Assigns an episode of this stage once more."""
+        self._again.append(index)
 
     @property
     def is_last(self) -> bool:
-        """No stage follows: a worker that gets no episode now gets none any more."""
-        return self._following is None
+        """A worker that gets no episode now gets none any more: no stage follows, and none is assigned again."""
+        return self._following is None and not (self._repeats and self._open)
 
     @property
     def is_over(self) -> bool:
         """All episodes have ended; a checkpoint at their end may still be taken."""
-        return self.stage is None or (self.is_last and not self._open)
+        return self.stage is None or (self._following is None and not self._open)
 
     def ended(self, index: int) -> bool:
         """Whether the stage ends with this episode."""

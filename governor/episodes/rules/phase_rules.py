@@ -16,9 +16,11 @@ from governor.episodes.metrics import NONFINITE
 from governor.episodes.records.checkpoints import Checkpoints, folder_of
 from governor.episodes.rules import evaluation
 from governor.episodes.rules.conditions import Goal, wall_clock
-from governor.episodes.rules.statistics import PhaseStatistics
+from governor.episodes.rules.failures import Retries
+from governor.episodes.rules.statistics import PhaseStatistics, bounds_of
 from governor.errors import ConductorError
-from governor.failures import reason_of
+from governor.failures import reason_of, traceback_of
+from governor.messages import PartEndedReport
 from transport.errors import RequestError
 
 if TYPE_CHECKING:
@@ -48,7 +50,9 @@ class PhaseRules:
         self._checkpoints: Checkpoints | None = None
         known = self.figures.ended
         planned = evaluation.stages(command.episodes, command.evaluate, command.checkpoint, known=known)
-        self.schedule = evaluation.EpisodeSchedule(planned, known=known)
+        self.retries = Retries({} if command.failures is None else command.failures.retries, command.attempts)
+        self.schedule = evaluation.EpisodeSchedule(planned, known=known, repeats=bool(self.retries))
+        self._expected_failures = bounds_of(command, self.figures)
         self.initial_flow = self._statistics.flow
         """The flow control that follows from the episodes of an earlier process."""
         limit, busiest = wall_clock(command.until), max(self.figures.seconds.values(), default=0.0)
@@ -64,9 +68,12 @@ class PhaseRules:
 
     def may_end(self, record: EpisodeRecord) -> bool:
         """Whether the phase may end with an episode that is not stored yet, if all are stored with their outcomes: called once for
-        each. Only `until` decides here; an evaluation ends with its stage, for which all workers wait.
+        each. `until` and the bounds of failures decide here; an evaluation ends with its stage, for which all workers wait.
         """
-        return self._expected_goal.episode_flow_control(record) != "CONTINUE"
+        return (
+            self._expected_failures.add(record.outcome)
+            or self._expected_goal.episode_flow_control(record) != "CONTINUE"
+        )
 
     def ended(self, record: EpisodeRecord) -> FlowControl:
         """The flow control that follows from a stored episode."""
@@ -75,6 +82,30 @@ class PhaseRules:
     def would_end(self, records: Sequence[EpisodeRecord]) -> bool:
         """Whether one of these training episodes may stop the phase if they ended now."""
         return self.asks_user or self._expected_goal.would_be(records) != "CONTINUE"
+
+    @property
+    def exceeded(self) -> str:
+        """The bound of failures that the stored episodes have passed; "" for none."""
+        return self._statistics.bounds.exceeded
+
+    def report_of_end(
+        self, *, end: str, ended_by: str, fault: str, metrics: dict[str, float]
+    ) -> PartEndedReport:
+        """Of the part; `fault` is one of its own."""
+        figures, exceeded = self.figures, self.exceeded
+        return PartEndedReport(
+            phase=self._command.phase,
+            part="simulation",
+            end=end,
+            ended_by=ended_by,
+            failures=figures.bad + bool(fault),
+            first_failure=str(fault) or figures.first_bad,
+            metrics=metrics,
+            fault=str(fault),
+            traceback=traceback_of(fault),
+            exceeded=exceeded,
+            tolerated=bool(figures.bad) and not fault and not exceeded,
+        )
 
     @property
     def ended_by(self) -> str:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final, get_args
 
 from governor.episodes.metrics import NONFINITE
 from governor.episodes.rules.conditions import Goal, append_bounded, measure, strongest
-from governor.episodes.rules.evaluation import EvaluationResults, stage_of
+from governor.episodes.rules.evaluation import EvaluationResults, planned_episodes, stage_of
+from governor.episodes.rules.failures import FailureBounds
 from governor.messages import BAD, COMPLETE, EpisodeOutcome
 from governor.messages.curves import CURVES, EVALUATION, Curve
 from governor.messages.figures import PhaseFigures, Spread, Tally
@@ -28,6 +29,13 @@ MOST_METRICS: Final = 256
 """Names of the user's metrics in a phase; further ones are on record in the episodes alone."""
 
 
+def bounds_of(command: StartSimulation, figures: PhaseFigures) -> FailureBounds:
+    """The bounds of the failed episodes of a phase, after those of `figures`."""
+    planned = planned_episodes(command.episodes, command.evaluate)
+    failed, in_a_row = figures.bad, figures.bad_in_a_row
+    return FailureBounds(command.failures, planned, "episodes", failed=failed, in_a_row=in_a_row)
+
+
 class PhaseStatistics:
     """Updates `figures`, the running figures of the phase of `command`, with each episode as it ends."""
 
@@ -37,17 +45,21 @@ class PhaseStatistics:
         self.evaluations = EvaluationResults(command.evaluate, self.figures.evaluations)
         self._conditions: tuple[Condition, ...] = (self.goal, self.evaluations)
         self._command = command
+        self.bounds = bounds_of(command, self.figures)
 
     def add(self, record: EpisodeRecord) -> FlowControl:
         """The flow control that follows from a stored episode."""
         figures = self.figures
         figures.ended.add(record.index)
         figures.seconds[record.worker] = figures.seconds.get(record.worker, 0.0) + record.seconds
+        self.bounds.add(record.outcome)
         if record.outcome in BAD:
-            figures.bad += 1
+            figures.bad, figures.bad_in_a_row = self.bounds.failed, self.bounds.in_a_row
             figures.first_bad = (
                 figures.first_bad or f"episode {record.index}: {record.reason or record.outcome}"
             )
+        elif record.outcome in COMPLETE:
+            figures.bad_in_a_row = 0
         outcomes = figures.evaluation_outcomes if record.evaluation else figures.outcomes
         outcomes[record.outcome] = outcomes.get(record.outcome, 0) + 1
         if record.evaluation:

@@ -169,8 +169,11 @@ class TextPhase:
                 self._simulation.figures |= _figures(usage.sums)
 
     def _episodes_left(self) -> int:
+        """With all attempts at them."""
         command = self._simulation.command
-        return evaluation.planned_episodes(command.episodes, command.evaluate) - len(command.done.ended)
+        left = evaluation.planned_episodes(command.episodes, command.evaluate) - len(command.done.ended)
+        retries = {} if command.failures is None else command.failures.retries
+        return left * (1 + sum(retries.values()))
 
     async def _until_stopped(self, playing: asyncio.Task[Any]) -> None:
         loop, stop_signal = asyncio.get_running_loop(), self._simulation.stop_signal

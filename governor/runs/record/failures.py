@@ -9,18 +9,24 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 from governor.errors import UsageError
-from governor.journal.failures import failed
+from governor.failures import kind_of
+from governor.journal.failures import COUNTED, failed
 from governor.journal.tables import RECORD_OF
 from governor.messages import Failure, FailureGroup, FailureList
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from governor.index_ranges import IndexRanges
     from governor.journal.failures import Cause
     from governor.journal.journal import Journal
+    from governor.messages import FailureKind
+    from governor.runs.assignment import Assignment
 
 GROUPS: Final = 20
 """Causes of a phase that are in the result of a run: the most frequent ones."""
+TOLD: Final = 3
+"""Causes that are in the reason of a run."""
 LIST_LIMIT: Final = 1_000
 """Failures in one answer."""
 
@@ -39,6 +45,7 @@ def of_phase(causes: Sequence[Cause], events: Mapping[str, Mapping[str, Any]]) -
             kind=cause.kind,
             number=cause.number,
             outcome=cause.first.get("outcome", ""),
+            failure_kind=kind_of(cause.first.get("outcome", ""), _reason(cause.first)),
             reason=_reason(cause.first),
             first=_what(cause.kind, cause.first),
             event=cause.event,
@@ -52,6 +59,34 @@ def of_phase(causes: Sequence[Cause], events: Mapping[str, Mapping[str, Any]]) -
         "failed": sum(group.number for group in groups if group.kind != "attempt"),
         "first_failure": f"{first.first}: {first.reason or first.outcome}" if first is not None else "",
     }
+
+
+def attempts_of(
+    journal: Journal, assignment: Assignment, phase: int, *, ended: IndexRanges
+) -> dict[int, tuple[FailureKind, ...]]:
+    """The kinds of the failed attempts at episodes of a phase that have not `ended`. Blocks; raises JournalError."""
+    policy = assignment.run.phases[phase].policy
+    found: dict[int, tuple[FailureKind, ...]] = {}
+    if policy is None or not policy.retries:
+        return found
+    begun = journal.last_event(assignment.uid, "run.restarted")
+    for event in journal.each_event_of(assignment.uid, ("episode.attempt_ended",)):
+        data = event.data
+        if event.seq > begun and data["phase"] == phase and data["index"] not in ended:
+            kind = kind_of(data["outcome"], data["reason"])
+            found[data["index"]] = (*found.get(data["index"], ()), kind)
+    return found
+
+
+def summary(causes: Sequence[Cause]) -> str:
+    """The first causes of a phase's failures, with how often each came: for the reason of a run."""
+    told = [
+        f"{_what(cause.kind, cause.first)}: {_reason(cause.first) or cause.first.get('outcome', '')}"
+        + (f" ({cause.number:,} times)" if cause.number > 1 else "")
+        for cause in causes[:TOLD]
+    ]
+    left = sum(cause.number for cause in causes[TOLD:])
+    return "; ".join(told) + (f"; and {left:,} of other causes" if left else "")
 
 
 def page(journal: Journal, uid: str, *, phase: str | None, after: int, limit: int) -> FailureList:
@@ -81,6 +116,7 @@ def page(journal: Journal, uid: str, *, phase: str | None, after: int, limit: in
                 what=_what(event.kind, item),
                 outcome=item.get("outcome", "failed"),
                 reason=_reason(item),
+                failure_kind=_kind(event.kind, item),
                 phase=names.get(index) if index is not None else None,
                 traceback=key,
             )
@@ -102,9 +138,16 @@ def _reason(item: Mapping[str, Any]) -> str:
     return str(item.get("fault") or item.get("reason") or item.get("error") or "")
 
 
+def _kind(kind: str, item: Mapping[str, Any]) -> FailureKind | None:
+    """Of episodes, tasks and their attempts alone."""
+    return kind_of(item["outcome"], _reason(item)) if kind in COUNTED else None
+
+
 def _what(kind: str, item: Mapping[str, Any]) -> str:
     """What has failed. `kind`: of an event, or as of `Cause`."""
-    match kind.partition(".")[0] if kind != "task.attempt_ended" else "attempt":
+    match "attempt" if kind.endswith(".attempt_ended") else kind.partition(".")[0]:
+        case "attempt" if "index" in item:
+            return f"attempt {item['attempt']} at episode {item['index']}"
         case "episode":
             return f"episode {item.get('index')}"
         case "task":

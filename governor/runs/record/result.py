@@ -207,7 +207,7 @@ def _phase(
         name=phase.name,
         mode=phase.mode,
         end=events.get("phase.ended", {}).get("end", outcome),
-        ended_by=events.get("part.ended simulation", {}).get("ended_by", ""),
+        ended_by=next((data["ended_by"] for data in events.values() if data.get("ended_by")), ""),
         episodes=figures.outcomes,
         metrics=metrics or (summarize(figures) if figures.trained else {}),
         **_tasks(journal.tasks(assignment.uid, index), folder, phase.name, writes=outcome != "in work"),

@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from governor.episodes.records import episode_file
 from governor.episodes.rules.evaluation import planned_episodes
+from governor.episodes.rules.failures import allowed
 from governor.errors import UsageError
 from governor.files import sync_to_disk
+from governor.messages import BAD_TASKS
 from governor.runs.assignment import Assignment
 from governor.runs.record import result
 
@@ -142,15 +144,13 @@ def _kept(
     """A part that ended early because its goal was reached misses nothing, unless its failures ended the run."""
     phase = assignment.run.phases[index]
     ends = {part: events.get(f"part.ended {part}", {}).get("end") for part in ("simulation", "tasks")}
-    strict = phase.on_failure == "fail"
+    planned = planned_episodes(phase.simulate.episodes, phase.evaluate) if phase.simulate is not None else 0
+    bearable = allowed(phase.policy, planned)
     figures = result.figures_of(journal, assignment, index)
     played = (
         phase.simulate is None
-        or (ends["simulation"] == "until" and not (figures.bad and strict))
-        or (
-            ends["simulation"] == "max_episodes"
-            and figures.complete >= planned_episodes(phase.simulate.episodes, phase.evaluate)
-        )
+        or (ends["simulation"] == "until" and not (bearable is not None and figures.bad > bearable))
+        or (ends["simulation"] == "max_episodes" and figures.complete >= planned)
     )
     outcomes = Counter[str]()
     gone = set()
@@ -160,9 +160,11 @@ def _kept(
             gone.add((task.task, task.run))
     succeeded, ended = outcomes["succeeded"], outcomes.total()
     there = succeeded - len(gone)
-    broken = ended > succeeded + outcomes["cancelled"]
+    failed = sum(outcomes[outcome] for outcome in BAD_TASKS)
+    bearable = allowed(phase.policy, sum(task.repeat for task in phase.tasks))
+    broken = bearable is not None and failed > bearable
     done = there >= sum(task.repeat for task in phase.tasks) or (
-        ends["tasks"] == "enough" and there == succeeded and not (broken and strict)
+        ends["tasks"] == "enough" and there == succeeded and not broken
     )
     over = events.get("phase.ended", {}).get("end", "failed") not in CUT_SHORT
     whole = played and done and over

@@ -220,6 +220,12 @@ class RaySimulation:
                     break
             if index is None:
                 break
+            if self.simulation.retries_of(
+                index
+            ):  # in a stream that is begun after the one of the failed attempt
+                with self._lock:
+                    self._replays[index] = self.simulation.replays
+                    self._left += 1
             taken.append(index)
         with self._lock:
             self._left -= len(taken)

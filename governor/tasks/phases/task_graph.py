@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from governor import logs
 from governor.episodes.records.tracebacks import Tracebacks
+from governor.episodes.rules.failures import FailureBounds
 from governor.errors import ConductorError, JournalError
 from governor.failures import traceback_of
 from governor.journal.readers import values_of_tasks
@@ -104,6 +105,13 @@ class PhaseTasks(BatchListener):
             grace=command.grace,
             payload_inline=False,
             folder=f"results/{file_name(command.name)}",
+            bounds=FailureBounds(
+                command.failures,
+                sum(task.repeat for task in command.tasks),
+                "runs of tasks",
+                failed=command.failed,
+                in_a_row=command.failed_in_a_row,
+            ),
         )
         try:
             self._engine.submit(batch, self, limits=self._limits)
@@ -199,6 +207,9 @@ class PhaseTasks(BatchListener):
                 end=ended.end,
                 failures=ended.failures,
                 first_failure=ended.first_failure,
+                ended_by=ended.exceeded,
+                exceeded=ended.exceeded,
+                tolerated=ended.failures > 0 and not ended.exceeded,
             )
         )
 

@@ -147,8 +147,16 @@ class SubTask(msgspec.Struct, eq=False):
     began: float | None = None
     limit: float | None = None
     """Of the current attempt."""
+    attempts_of: dict[str, frozenset[int]] | None = None
+    """As of `failures_of`."""
     withdrawn: str = ""
     """Why its runs are cancelled as soon as their runner has stopped them; empty: they are not."""
+
+    def failures_of(self, kind: str, number: int) -> int:
+        """In how many of its attempts, this one of `number` included, something has failed of that kind."""
+        self.attempts_of = self.attempts_of or {}
+        self.attempts_of[kind] = self.attempts_of.get(kind, frozenset()) | {number}
+        return len(self.attempts_of[kind])
 
     def left(self, now: float) -> float:
         """Seconds left of its budget. An attempt costs at most its limit: the time that its termination takes is free."""
@@ -206,6 +214,7 @@ class Batch:
         self.spec = msgspec.structs.replace(spec, done=(), ended={}, results={})
         self.order = order
         self.limits = limits
+        self.bounds = spec.bounds
         self.nodes = {task.id: TaskNode(self, task) for task in spec.tasks}
         for node in self.nodes.values():
             for name in dict.fromkeys(node.spec.depends_on):
@@ -218,7 +227,7 @@ class Batch:
         self.tasks_succeeded = 0
         self.failures = 0
         self.first_failure = ""
-        self.end: Literal["tasks_done", "enough", "stopped"] = "tasks_done"
+        self.end: Literal["tasks_done", "enough", "failures", "stopped"] = "tasks_done"
         self.enough_at: float | None = None
         self.withdrawn = False
         """Whether no task of it becomes ready any more: all that is left is being cancelled."""
@@ -324,7 +333,7 @@ class Batch:
             if node.failure is None:
                 node.failure = record
                 node.results = None
-            if not (self.end == "enough" and record.outcome == "cancelled"):
+            if not (self.end in {"enough", "failures"} and record.outcome == "cancelled"):
                 self._count_failure(record)
         elif node.needed_by and (record.value is not None or record.value_file is not None):
             if node.results is None:

@@ -155,6 +155,14 @@ class Core:
             batch.end = "enough"
             self._withdraw(batch, "enough tasks of the batch have succeeded", gentle=False)
 
+    def _end_failing(self) -> None:
+        """Cancels what is left of batches that passed a bound of their failures."""
+        failing, self.outcomes.failing = self.outcomes.failing, []
+        for batch in failing:
+            if self.batches.get(batch.id) is batch and batch.bounds is not None:
+                error = f"more failed than {batch.bounds.exceeded} allows"
+                self._withdraw(batch, error, gentle=False)
+
     # -- runners --------------------------------------------------------------------------------------------
 
     def _replaced(self, event: Replaced) -> None:
@@ -193,6 +201,7 @@ class Core:
         reached, self.outcomes.reached = self.outcomes.reached, []
         for batch in reached:
             self._minimum_reached(batch)
+        self._end_failing()
         if not self.is_paused and self.outcomes.end_followers():
             self.attempts.alarms.set(self.outcomes.now, None)
         ended, self.outcomes.ended = self.outcomes.ended, []

@@ -14,6 +14,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from governor.episodes.rules.failures import FailureBounds
     from governor.messages import EndedRuns, TaskOutcome, TaskRecord, TaskSpec
     from governor.tasks.api import BatchId
     from governor.tasks.protocol.wire import Begun, Input, Loading, Over
@@ -39,6 +40,7 @@ class BatchSpec(msgspec.Struct, frozen=True, kw_only=True):
     succeeded and `wait_after_min` seconds have passed. `pin` is the slot index of the only runner that may execute it.
     `rank` orders batches: the smaller one goes first. `name` is the batch id that tasks see; None: `id`.
     `grace`: seconds from the cancellation of an attempt to the SIGKILL of its runner; None: the engine's.
+    `bounds`: of its failures; None: there are none.
     `budget`: seconds that all attempts of a sub-task may run together; None: no limit. `keeps_tuples`: as of `WorkItem`.
     """
 
@@ -54,6 +56,7 @@ class BatchSpec(msgspec.Struct, frozen=True, kw_only=True):
     rank: tuple[float, int] = (0.0, 0)
     name: BatchId | None = None
     grace: float | None = None
+    bounds: FailureBounds | None = None
     budget: float | None = None
     payload_inline: bool = True
     keeps_tuples: bool = False
@@ -249,14 +252,16 @@ class RunEnded(SchedulerEffect, frozen=True):
 class BatchEnded(SchedulerEffect, frozen=True):
     """Every run of every task has its outcome. Emitted once, as the last effect of its batch.
 
-    `end` is ``tasks_done``, ``enough`` (`min_num` was reached) or ``stopped`` (it was cancelled). `failures` counts the
-    runs that did not succeed, except those that were cancelled because `min_num` was reached.
+    `end` is ``tasks_done``, ``enough`` (`min_num` was reached), ``failures`` (the bound `exceeded` was passed) or ``stopped``
+    (it was cancelled). `failures` counts the runs that did not succeed, except those that were cancelled because `min_num` or a
+    bound was reached.
     """
 
     batch: BatchId
-    end: Literal["tasks_done", "enough", "stopped"]
+    end: Literal["tasks_done", "enough", "failures", "stopped"]
     failures: int
     first_failure: str
+    exceeded: str = ""
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):

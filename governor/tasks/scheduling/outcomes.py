@@ -10,7 +10,7 @@ from collections import deque
 from itertools import count, islice
 from typing import TYPE_CHECKING, Final
 
-from governor.failures import traceback_of
+from governor.failures import kind_of, traceback_of
 from governor.messages import TaskRecord
 from governor.tasks.scheduling.batch import Batch, SubTask, TaskNode
 from governor.tasks.scheduling.events import (
@@ -53,6 +53,8 @@ class Outcomes:
         """Batches that ended since the core last checked."""
         self.reached: list[Batch] = []
         """Batches that reached `min_num` since the core last checked."""
+        self.failing: list[Batch] = []
+        """Batches that passed a bound of their failures since the core last checked."""
         self._ready = ready
         self._why_never: dict[Shape, str] = {}
         """Why there can be no runner of a shape."""
@@ -68,6 +70,8 @@ class Outcomes:
         self.pending += batch.left
         followers, ready = batch.begin()
         self._follow(batch, followers)
+        if batch.bounds is not None and batch.bounds.exceeded:
+            self._end_failing(batch)
         if held:
             batch.held = ready
         else:
@@ -125,8 +129,12 @@ class Outcomes:
 
     def _is_retried(self, job: Job, termination: Termination) -> bool:
         attempt = job.attempt
-        may_be = attempt.number <= attempt.task.retries and job.subtask.left(self.now) > LEAST
-        return termination.retry and may_be
+        if not termination.retry or job.subtask.left(self.now) <= LEAST:
+            return False
+        if attempt.task.retry:
+            kind = kind_of(termination.outcome, termination.error)
+            return job.subtask.failures_of(kind, attempt.number) <= attempt.task.retry.get(kind, 0)
+        return attempt.number <= attempt.task.retries
 
     def _fail(self, job: Job, run: int, termination: Termination, *, is_retried: bool) -> None:
         if is_retried and not job.subtask.withdrawn:
@@ -203,6 +211,7 @@ class Outcomes:
         batch = node.batch
         self.effects.append(RunEnded(batch.id, record, payload))
         self.pending -= 1
+        self._count(batch, record)
         followers, ready = batch.enter(node, record)
         if followers is not None:
             self._follow(batch, followers)
@@ -262,7 +271,18 @@ class Outcomes:
             if record is not None:
                 self.effects.append(RunEnded(batch.id, record))
                 self.pending -= 1
+                self._count(batch, record)
             yield record
+
+    def _count(self, batch: Batch, record: TaskRecord) -> None:
+        bounds = batch.bounds
+        if bounds is not None and bounds.add(record.outcome):
+            self._end_failing(batch)
+
+    def _end_failing(self, batch: Batch) -> None:
+        if batch.end == "tasks_done":
+            batch.end = "failures"
+            self.failing.append(batch)
 
     @property
     def has_followers(self) -> bool:
@@ -287,6 +307,9 @@ class Outcomes:
             if self.batches.get(batch.id) is batch:
                 del self.batches[batch.id]
                 self.ended.append(batch)
-                self.effects.append(BatchEnded(batch.id, batch.end, batch.failures, batch.first_failure))
+                exceeded = "" if batch.bounds is None else batch.bounds.exceeded
+                self.effects.append(
+                    BatchEnded(batch.id, batch.end, batch.failures, batch.first_failure, exceeded)
+                )
         elif batch.spec.min_num is not None and batch.tasks_succeeded >= batch.spec.min_num:
             self.reached.append(batch)
