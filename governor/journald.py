@@ -72,6 +72,7 @@ MESSAGE_IDS: Final = MappingProxyType(
         ("task.ended", "crashed"): "1e1ffaaea92141698382ede5217aa555",
         ("task.ended", "upstream_failed"): "1a7b077d17364821984ce979ec792d1f",
         ("task.attempt_ended", ""): "17b0653cac974186bab0bf832fd91ff0",
+        ("episode.attempt_ended", ""): "806788c43eef4e10a000ab4024241e75",
         ("episode.ended", "failed"): "a7098f82bc4a4f06b6d84658ae7c8dee",
         ("episode.ended", "timed_out"): "5abd73557f3648c682d4df76f61df4df",
         ("episode.ended", "crashed"): "4298515c1460440ab5c40804ef76a163",

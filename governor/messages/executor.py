@@ -200,7 +200,7 @@ class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A run as `status` and `list` show it. `waits_for`: why it is waiting, in one line; `parent` is the run that it
     resumes; `limits` and `left` are set while it is in work. `stalled_since`: the time of its last progress, if that is longer ago than
-    its `stall_timeout`. `seconds` in work and `submitted_by` as of `RunResult`.
+    its `stall_timeout`. `episodes_failed`, `tasks_failed`: of the current phase. `seconds` in work and `submitted_by` as of `RunResult`.
     """
 
     uid: str
@@ -219,6 +219,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     episodes_total: int = 0
     tasks_ended: int = 0
     tasks_total: int = 0
+    episodes_failed: int = 0
+    tasks_failed: int = 0
     metrics: dict[str, float] = {}
     conductors: tuple[ConductorStatus, ...] = ()
     parent: str | None = None

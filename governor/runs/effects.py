@@ -143,7 +143,7 @@ class EffectRunner:
         if isinstance(command, StartSimulation):
             run.progress.enter_simulation(command.done)
         else:
-            run.progress.tasks_ended = sum(len(each.runs) for each in command.done.values())
+            run.progress.enter_tasks(command)
         try:
             reply = await run.command(effect.conductor, effect.incarnation, command, seconds=COMMAND_SECONDS)
             reason = reply.message if isinstance(reply, Refused) else ""

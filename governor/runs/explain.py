@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from governor.episodes.rules.evaluation import planned_episodes
+from governor.episodes.rules.failures import allowed
 from governor.messages import ExplainedLine, RunEvent
 from governor.units import durations
 from states.amounts import amount
@@ -86,6 +88,8 @@ def _work(status: RunStatus, phase: Phase, *, since: float | None) -> list[Expla
     if (simulate := phase.simulate) is not None:
         bound = _bound("each", simulate.episode_timeout)
         done = f"{status.episodes_ended} of {status.episodes_total} episodes have ended"
+        planned = planned_episodes(simulate.episodes, phase.evaluate)
+        done += _failed(status.episodes_failed, allowed(phase.policy, planned))
         lines.append(
             ExplainedLine(what=f"{head}: {done}, {simulate.workers} at a time, {bound}", since=since)
         )
@@ -93,8 +97,14 @@ def _work(status: RunStatus, phase: Phase, *, since: float | None) -> list[Expla
         times = [task.timeout for task in phase.tasks]
         longest = None if None in times else max(time for time in times if time is not None)
         done = f"{status.tasks_ended} of {status.tasks_total} runs of tasks have ended"
+        done += _failed(status.tasks_failed, allowed(phase.policy, status.tasks_total))
         lines.append(ExplainedLine(what=f"{head}: {done}, {_bound('an attempt', longest)}", since=since))
     return lines
+
+
+def _failed(number: int, bearable: int | None) -> str:
+    bound = "" if bearable is None else f" of {bearable} that may"
+    return f", {number} have failed{bound}" if number else ""
 
 
 def _bound(what: str, seconds: float | None) -> str:

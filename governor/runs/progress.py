@@ -12,6 +12,8 @@ import msgspec
 from governor import clock
 from governor.episodes.rules.statistics import LAST_RETURNS
 from governor.messages import (
+    BAD,
+    BAD_TASKS,
     ConductorStatus,
     EpisodeEnded,
     LimitUse,
@@ -29,7 +31,7 @@ from states.base import RunInWork
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from governor.messages import RunStatus, TimeLeft
+    from governor.messages import RunStatus, StartTasks, TimeLeft
     from governor.messages.figures import PhaseFigures
     from governor.runs.active_run import ActiveRun
     from governor.runs.assignment import Assignment
@@ -51,6 +53,7 @@ class Progress:
         self.phase: str | None = None
         self.episodes_ended = self.episodes_total = 0
         self.tasks_ended = self.tasks_total = 0
+        self.episodes_failed = self.tasks_failed = 0
         self._running: dict[str, float] = {}
         self.finalizing = ""
         """How far the file of the steps is, once all episodes have ended."""
@@ -66,7 +69,7 @@ class Progress:
         self.phase = self._assignment.run.phases[phase].name
         self.episodes_total = self._assignment.episodes_of(phase)
         self.tasks_total = self._assignment.tasks_of(phase)
-        self.episodes_ended = self.tasks_ended = 0
+        self.episodes_ended = self.tasks_ended = self.episodes_failed = self.tasks_failed = 0
         self._running = {}
         self.finalizing = ""
         self._returns.clear()
@@ -75,10 +78,15 @@ class Progress:
 
     def enter_simulation(self, done: PhaseFigures) -> None:
         """Episodes that ended in an earlier invocation count."""
-        self.episodes_ended = done.trained
+        self.episodes_ended, self.episodes_failed = done.trained, done.bad
         self._returns = deque(done.last_returns, maxlen=LAST_RETURNS)
         self._steps = done.steps
         self._begin_pace(max(done.seconds.values(), default=0.0))
+
+    def enter_tasks(self, command: StartTasks) -> None:
+        """Likewise."""
+        self.tasks_ended = sum(len(each.runs) for each in command.done.values())
+        self.tasks_failed = command.failed
 
     def _begin_pace(self, worked: float) -> None:
         """`worked`: seconds that earlier invocations worked on the phase."""
@@ -109,6 +117,7 @@ class Progress:
         self.changes += not isinstance(event, PartFinalizing)
         match event:
             case EpisodeEnded(episode=record):
+                self.episodes_failed += record.outcome in BAD
                 if not record.evaluation:
                     self.episodes_ended += 1
                     self._steps += record.steps
@@ -123,6 +132,7 @@ class Progress:
             case TaskEnded(record=ended):
                 self._running.pop(f"{ended.task}[{ended.run}]", None)
                 self.tasks_ended += 1
+                self.tasks_failed += ended.outcome in BAD_TASKS
                 self._pace.add(self._mark)
 
     @property
@@ -164,6 +174,8 @@ def status_of(run: ActiveRun, known: RunStatus, marked: Mapping[int, Sequence[in
         episodes_total=progress.episodes_total,
         tasks_ended=progress.tasks_ended,
         tasks_total=progress.tasks_total,
+        episodes_failed=progress.episodes_failed,
+        tasks_failed=progress.tasks_failed,
         metrics=progress.metrics,
         conductors=tuple(
             ConductorStatus(

@@ -72,15 +72,35 @@ def test_a_part_ends_once_and_in_its_own_phase():
     assert slot.state.open == {"tasks"}
 
 
-def test_failures_fail_the_run_when_their_phase_is_over():
+def test_failures_that_the_phase_does_not_bear_end_it_with_its_other_part():
     slot = running(phase=1)
-    assert slot.send(ended("simulation", 1, failures=2, first="episode 3: reward is nan")) == []
-    assert slot.send(ended("tasks", 1, failures=1, first="task fit crashed", at=7)) == [
-        EndPhase(phase=1, name="both", end="done+done"),
+    told = ended("simulation", 1, failures=2, first="episode 3: reward is nan", at=7)
+    reason = "phase both: 2 ended badly, beyond failures.at_most of 1, first episode 3: reward is nan"
+    assert slot.send(replace(told, exceeded="failures.at_most of 1")) == [
         Wake(name="finalize", at=47),
-        WriteResult(outcome="failed", reason="phase both: 3 ended badly, first episode 3: reward is nan"),
+        EndPhase(phase=1, name="both", end="failed"),
+        StopPart(phase=1, part="tasks", conductor="tasks", incarnation=1, reason=reason),
+        Wake(name="close", at=17),
     ]
     assert isinstance(slot.state, Finalizing)
+    assert slot.send(ended("tasks", 1, failures=1)) == [WriteResult(outcome="failed", reason=reason)]
+
+
+def test_failures_that_the_phase_bears_are_told_and_end_nothing():
+    slot = running(phase=1)
+    assert slot.send(replace(ended("simulation", 1, failures=2, first="x"), tolerated=True)) == []
+    assert slot.send(replace(ended("tasks", 1, failures=1, first="y"), tolerated=True))[0] == EndPhase(
+        phase=1, name="both", end="done+done"
+    )
+    assert (slot.state.phase, slot.state.first_failed) == (2, "phase both: 3 ended badly, first x")
+
+
+def test_a_part_whose_failures_are_too_many_fails_the_run_also_behind_one_with_fewer():
+    slot = running(phase=1)
+    assert slot.send(replace(ended("simulation", 1, failures=2, first="x"), tolerated=True)) == []
+    assert slot.send(ended("tasks", 1, failures=1))[-1] == WriteResult(
+        outcome="failed", reason="phase both: 3 ended badly, first x"
+    )
 
 
 def test_failures_without_a_description_are_counted_too():
@@ -97,7 +117,7 @@ def test_on_failure_continue_begins_the_next_phase():
 
 def test_failures_of_a_last_phase_that_continues_leave_the_run_finished_and_are_its_reason():
     slot = running(phase=2)
-    reason = "1 of 3 phases failed; first: phase analyse: 5 ended badly, first x"
+    reason = "1 of 3 phases had failures; first: phase analyse: 5 ended badly, first x"
     assert slot.send(ended("tasks", 2, failures=5, first="x"))[-1] == WriteResult(
         outcome="finished", reason=reason
     )
@@ -108,13 +128,13 @@ def test_the_reason_of_a_finished_run_counts_the_phases_that_failed_and_names_th
     slot = running(replace(PLAN, phases=phases))
     slot.send(ended("simulation", 0, failures=2, first="episode 1: no"))
     slot.send(ended("tasks", 1, failures=1))
-    reason = "2 of 3 phases failed; first: phase train: 2 ended badly, first episode 1: no"
+    reason = "2 of 3 phases had failures; first: phase train: 2 ended badly, first episode 1: no"
     assert slot.send(ended("tasks", 2))[-1] == WriteResult(outcome="finished", reason=reason)
 
 
 def test_phases_that_failed_in_an_earlier_invocation_count():
     slot = running(replace(PLAN, first_phase=2, failed=2, failure="phase train: 3 ended badly"), phase=2)
-    reason = "2 of 3 phases failed; first: phase train: 3 ended badly"
+    reason = "2 of 3 phases had failures; first: phase train: 3 ended badly"
     assert slot.send(ended("tasks", 2))[-1] == WriteResult(outcome="finished", reason=reason)
 
 

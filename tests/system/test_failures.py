@@ -37,5 +37,5 @@ async def test_causes_and_tracebacks_are_there_during_the_run_and_after_a_kill(i
     assert phase.failed == phase.episodes["failed"] == len(pages.failures)
     assert [group.number for group in phase.failures] == [phase.failed]
     assert result.reason.startswith(
-        f"1 of 1 phases failed; first: phase train: {phase.failed} ended badly, first episode "
+        f"1 of 1 phases had failures; first: phase train: {phase.failed} ended badly, first episode "
     )

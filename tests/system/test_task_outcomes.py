@@ -52,7 +52,9 @@ async def test_each_kind_of_task_failure_has_its_own_outcome_and_the_run_ends_by
         strict = {"name": "bad", "phases": [{"name": "p", "tasks": TASKS[6:8]}]}
         _, result = await tree.end(await tree.executor.submit(strict, folder=instance.folder))
         assert result.outcome == "failed"
-        assert result.reason.startswith('phase p: 2 ended badly, first task "boom" run 0 failed')
+        assert result.reason.startswith(
+            'phase p: 2 ended badly, beyond failures.at_most of 0, first task "boom" run 0 failed'
+        )
 
 
 @pytest.mark.long

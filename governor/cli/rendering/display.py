@@ -38,7 +38,8 @@ WIDE: Final = 96
 
 DRAWN_SECONDS: Final = 1 / 8
 """Between two drawings of the live panel because of events of which there may be thousands a second."""
-_MANY: Final = frozenset({"episode.ended", "task.started", "task.attempt_ended", "task.ended"})
+_ATTEMPTS: Final = frozenset({"episode.attempt_ended", "task.attempt_ended"})
+_MANY: Final = frozenset({"episode.ended", "task.started", "task.ended"}) | _ATTEMPTS
 
 Show: TypeAlias = "Callable[[RunEvent | None, RunView], None]"
 """Shows an event; the view includes it already. It is called without one (None) where none came for a second."""
@@ -230,7 +231,7 @@ def _is_failure(event: RunEvent, view: RunView) -> bool:
         return unexpected_exit or event.kind in {"conductor.failed", "conductor.silent"}
     bad_episode = event.data.get("episode", {}).get("outcome") in ("failed", "timed_out", "crashed")
     bad_task = event.data.get("record", {}).get("outcome", "succeeded") != "succeeded"
-    return (bad_episode or bad_task or event.kind == "task.attempt_ended") and view.failures <= FAILURES
+    return (bad_episode or bad_task or event.kind in _ATTEMPTS) and view.failures <= FAILURES
 
 
 def _text(event: RunEvent, view: RunView) -> str:

@@ -33,10 +33,10 @@ def groups(phase: PhaseResult) -> list[RenderableType]:
 
     if not phase.failures:
         return []
-    table = TableColumns(f"{clean(phase.name)}: failures", "outcome", "first", "reason")
+    table = TableColumns(f"{clean(phase.name)}: failures", "outcome", "kind", "first", "reason")
     for group in phase.failures:
         reason = "of other causes" if group.others else group.reason
-        cells = (f"{group.number}", group.outcome, group.first, reason)
+        cells = (f"{group.number}", group.outcome, group.failure_kind or "-", group.first, reason)
         table.add(*(Text(clean(cell)) for cell in cells))
     shown = sum(group.number for group in phase.failures if group.kind != "attempt")
     left = phase.failed - shown
@@ -88,7 +88,8 @@ def show_hint(uid: str, *, state_dir: Path | None = None, err: bool = True) -> N
 def _line(failure: Failure) -> str:
     where = f"{failure.phase} " if failure.phase else ""
     reason = f": {failure.reason}" if failure.reason else ""
-    return clean(f"#{failure.event} {where}{failure.what}, {failure.outcome}{reason}")
+    kind = f" ({failure.failure_kind})" if failure.failure_kind else ""
+    return clean(f"#{failure.event} {where}{failure.what}, {failure.outcome}{kind}{reason}")
 
 
 def indented(traceback: str) -> str:

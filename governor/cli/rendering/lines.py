@@ -214,6 +214,9 @@ def _words(kind: str, data: dict[str, Any], view: RunView) -> str:  # noqa: C901
             return _with_reason(text, data.get("first_failure"))
         case "episode.ended":
             return f"{view.phase_name(data.get('phase'))} {_episode(data.get('episode', {}))}"
+        case "episode.attempt_ended":
+            told = f"attempt {data.get('attempt')} at episode {data.get('index')}: {data.get('outcome')}"
+            return _with_reason(f"{view.phase_name(data.get('phase'))} {told}", data.get("reason"))
         case "task.reported":
             last = {name: sums[4] for name, sums in data.get("values", {}).items() if sums[0]}
             return f"{view.phase_name(data.get('phase'))} {_task(data | {'metrics': last})}"

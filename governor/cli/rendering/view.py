@@ -107,6 +107,8 @@ class RunView:
                 self._episode(data.get("episode", {}))
             case "task.started":
                 self.running[data.get("task", "?"), data.get("run", 0)] = data.get("attempt", 1)
+            case "episode.attempt_ended":
+                self.failures += 1
             case "task.attempt_ended":
                 self.running.pop((data.get("task", "?"), data.get("run", 0)), None)
                 self.failures += 1

@@ -8,6 +8,7 @@ import yaml
 
 from governor import Run
 from governor.errors import RunFileError
+from governor.messages import Failures
 from governor.run_file import load
 from governor.run_file.phase_model import Phase, Simulate
 from tests.support.run_files import faults_in
@@ -88,7 +89,7 @@ def test_null_where_it_is_a_value_stays_one():
 
 def test_a_file_without_the_word_is_read_as_before():
     train, more = phases("  - {name: more, simulate: {environment: lake, agents: [a], episodes: 1}}")
-    assert (more.until, more.on_failure, more.simulate.max_steps) == ((), "fail", None)
+    assert (more.until, more.policy, more.simulate.max_steps) == ((), Failures(at_most=0), None)
     assert train.simulate.max_steps == 100
 
 

@@ -7,6 +7,7 @@ import pytest
 from governor.messages import (
     DynamicTimeoutSpec,
     EndedRuns,
+    Failures,
     StartTasks,
     TaskRecord,
     TaskSpec,
@@ -81,6 +82,7 @@ def test_every_key_of_a_phase_and_its_tasks_reaches_the_conductor():
         dynamic_timeout=DynamicTimeoutSpec(
             ratio=2.0, warmup_min_steps=0, percentile=90.0, window=5, floor=60.0
         ),
+        failures=Failures(at_most=0),
         grace=0.0,
     )
     assert made.tasks_of(0) == 5
@@ -88,7 +90,9 @@ def test_every_key_of_a_phase_and_its_tasks_reaches_the_conductor():
 
 def test_what_is_not_set_is_the_commands_own_default():
     made = assignment({"tasks": [{"id": "a", "call": "m:f"}]}).tasks(0, done={})
-    assert made == StartTasks(phase=0, name="p", seed=0, tasks=(TaskSpec(id="a", call="m:f"),))
+    assert made == StartTasks(
+        phase=0, name="p", seed=0, tasks=(TaskSpec(id="a", call="m:f"),), failures=Failures(at_most=0)
+    )
     nothing_split = assignment({"tasks": [{"id": "a", "call": "m:f"}], "max_repeat_per_runner": None})
     assert nothing_split.tasks(0, done={}).max_repeat_per_runner is None
 
