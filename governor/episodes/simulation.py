@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from governor.episodes.finalizer import Recorded
     from governor.episodes.records.checkpoints import Copy
     from governor.episodes.rules.evaluation import Stage
+    from governor.episodes.rules.failures import BoundsLeft
     from governor.episodes.rules.user_conditions import Answer
     from governor.messages import ConductorSpec, FlowControl
     from governor.messages.link import Link
@@ -80,6 +81,7 @@ class Simulation:
         self._condition = threading.Condition()
         self._paused = False
         self._rules = PhaseRules(command)
+        self.retries_of = self._rules.retries.of
         self._stage_end: Future[None] | None = None
         self.finalizer = Finalizer(command, spec=spec, link=link)
         self._pending: set[Future[Any]] = set()
@@ -138,9 +140,10 @@ class Simulation:
         with self._condition:
             self.replays += 1
 
-    def retries_of(self, index: int) -> int:
-        """How many attempts at this episode have failed, and do not count."""
-        return self._rules.retries.number(index) - 1
+    @property
+    def bounds_left(self) -> BoundsLeft | None:
+        """What may still fail in this phase."""
+        return self._rules.bounds_left
 
     def may_end(self, record: EpisodeRecord) -> bool:
         """Whether the episode must be stored at once, since something may follow from it: called once for each. Of a single worker
@@ -192,7 +195,7 @@ class Simulation:
             if not retries.is_due(record):
                 ended.append(record)
                 continue
-            self._reports.attempt(record, number=retries.number(record.index))
+            self._reports.attempt(record, number=retries.of(record.index) + 1)
             retries.failed(record)
             self.replays += 1
             self._rules.schedule.again(record.index)

@@ -10,7 +10,7 @@ Rules:
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from governor.failures import kind_of
 from governor.messages import BAD, BAD_TASKS, COMPLETE
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from governor.messages import EpisodeRecord, FailureKind, Failures, TaskRecord
+
+BoundsLeft: TypeAlias = tuple[int | None, int | None, int]
+"""How many more may fail, how many may in a row, and how many have in a row until now."""
 
 
 def allowed(failures: Failures | None, planned: int) -> int | None:
@@ -59,6 +62,25 @@ class FailureBounds:
         elif outcome in COMPLETE or outcome == "succeeded":
             self.in_a_row = 0
         return bool(self.exceeded)
+
+    @property
+    def left(self) -> BoundsLeft | None:
+        """What may still fail; None: anything."""
+        if self.allowed is None and self._consecutive is None:
+            return None
+        return (
+            None if self.allowed is None else self.allowed - self.failed,
+            self._consecutive,
+            self.in_a_row,
+        )
+
+    @classmethod
+    def of_left(cls, left: BoundsLeft | None) -> FailureBounds:
+        """Bounds of some episodes of a phase that are played elsewhere."""
+        bounds = cls(None, 0, "")
+        if left is not None:
+            bounds.allowed, bounds._consecutive, bounds.in_a_row = left
+        return bounds
 
     def _check(self) -> None:
         if self.allowed is not None and self.failed > self.allowed:
@@ -107,9 +129,9 @@ class Retries:
         kind = kind_of(record.outcome, record.reason)
         return self._attempts.get(record.index, ()).count(kind) < self._retries.get(kind, 0)
 
-    def number(self, index: int) -> int:
-        """That of the current attempt at an episode, from 1."""
-        return len(self._attempts.get(index, ())) + 1
+    def of(self, index: int) -> int:
+        """How many attempts at an episode have failed, and do not count."""
+        return len(self._attempts.get(index, ()))
 
     def failed(self, record: EpisodeRecord) -> None:
         """The attempt is over, and another one follows."""

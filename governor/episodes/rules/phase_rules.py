@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from governor.episodes.records.checkpoints import Copy
     from governor.episodes.rules.evaluation import Stage
+    from governor.episodes.rules.failures import BoundsLeft
     from governor.messages import EpisodeRecord, FlowControl, StartSimulation
 
 log = logs.get_logger()
@@ -87,6 +88,10 @@ class PhaseRules:
     def exceeded(self) -> str:
         """The bound of failures that the stored episodes have passed; "" for none."""
         return self._statistics.bounds.exceeded
+
+    @property
+    def bounds_left(self) -> BoundsLeft | None:
+        return self._statistics.bounds.left
 
     def report_of_end(
         self, *, end: str, ended_by: str, fault: str, metrics: dict[str, float]

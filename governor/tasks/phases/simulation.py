@@ -249,6 +249,7 @@ class RaySimulation:
             worker=worker,
             resets=self.simulation.resets,
             replays=max(self._replays.get(index, 0) for index in indices),
+            bears=self.simulation.bounds_left,
             learned=self._state_path.exists(),
             state=self._state_path.read_bytes() if with_state else None,
         )
@@ -264,6 +265,9 @@ class RaySimulation:
             elif record.run == 0:
                 ready = record.value
                 missing.remove(0)
+            elif record.value == episodes.TOO_MANY_FAILED:
+                missing.remove(record.run)
+                self._requeue([indices[record.run - 1]])
             elif (played := self._receive(record.value, payload)) is not None:
                 reported = self.simulation.ended(played)
                 missing.remove(record.run)

@@ -13,6 +13,8 @@ from governor.messages import EpisodeRecord
 READY: Final = ""
 WITHOUT_STATE: Final = "the agent's state is not visible"
 """Results of the first run of a chunk; any other is why its environment or agent cannot be built, reason and traceback."""
+TOO_MANY_FAILED: Final = "too many before it failed"
+"""Result in place of an episode that was not played: those before it have failed, more than the phase bears."""
 UNPREPARED: Final = "another runner was made ready"
 """Result in place of an episode: the prepared runner was lost with its node, and this one continues its chunk."""
 
@@ -20,7 +22,7 @@ UNPREPARED: Final = "another runner was made ready"
 class EpisodeChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Arguments of a task. `part` is the phase's `StartSimulation`, encoded. `resets` counts the commands to rebuild
     environment and agent. `replays` counts the repeated episodes of the phase up to the last one in this chunk.
-    `learned`: the agent has a saved state; `state` is that state, for a runner that does not see the run's folder.
+    `bears`: as of `FailureBounds.left`, when it was made. `learned`: the agent has a saved state; `state` is that state, for a runner that does not see the run's folder.
     """
 
     number: int
@@ -29,6 +31,7 @@ class EpisodeChunk(msgspec.Struct, frozen=True, kw_only=True):
     worker: int
     resets: int = 0
     replays: int = 0
+    bears: tuple[int | None, int | None, int] | None = None
     learned: bool = False
     state: bytes | None = None
 

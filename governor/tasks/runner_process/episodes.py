@@ -30,6 +30,7 @@ from governor.episodes.local.stepping import LocalEpisodeWorker, SeveralPlayers
 from governor.episodes.records import episode_file
 from governor.episodes.records.recording import Columns, StepRecorder
 from governor.episodes.records.stream import streams_of
+from governor.episodes.rules.failures import FailureBounds
 from governor.episodes.rules.seeds import episode_seed
 from governor.errors import ConductorError
 from governor.failures import reason_of
@@ -38,6 +39,7 @@ from governor.output.attribution import Attribution
 from governor.tasks.api import TaskCancelled, TaskResult
 from governor.tasks.protocol.episodes import (
     READY,
+    TOO_MANY_FAILED,
     UNPREPARED,
     WITHOUT_STATE,
     EpisodeChunk,
@@ -106,7 +108,7 @@ def _make_ready(chunk: EpisodeChunk, run: str, run_folder: Path) -> str | list[s
             reason = reason_of(error)
             return [str(reason), reason.traceback]
         _player = player
-    _player.chunk = chunk
+    _player.begin(chunk)
     return READY
 
 
@@ -134,7 +136,7 @@ class Player(OneEpisode):
             raise ConductorError("the command does not say what its environment is made of")
         self.command = msgspec.structs.replace(command, workers=1)
         self.key = chunk.part, chunk.resets
-        self.chunk = chunk
+        self.begin(chunk)
         self.replays = chunk.replays
         self._recorder: StepRecorder | None = None
         self._sent: _Sent | None = None
@@ -185,8 +187,14 @@ class Player(OneEpisode):
                 "train with transport: conductors or in_process"
             )
 
-    def play(self, index: int) -> list[Any] | TaskResult:
-        """Plays the episode; returns it, with its steps if they are not in the run's folder."""
+    def begin(self, chunk: EpisodeChunk) -> None:
+        self.chunk = chunk
+        self._bounds = FailureBounds.of_left(chunk.bears)
+
+    def play(self, index: int) -> list[Any] | TaskResult | str:
+        """Plays the episode; returns it, with its steps if they are not in the run's folder, or TOO_MANY_FAILED."""
+        if self._bounds.exceeded:
+            return TOO_MANY_FAILED
         self.play_next = index
         try:
             self._worker.play_all()
@@ -194,6 +202,7 @@ class Player(OneEpisode):
             self._attribution.end()  # a task of the same phase may follow
         if self.played is None:
             raise RuntimeError(f"episode {index} was not played")
+        self._bounds.add(self.played.outcome)
         if self._sent is None:
             return encode_episode(self.played)
         return TaskResult(encode_episode(self.played, self._sent.name), payload=self._sent.take())

@@ -75,9 +75,9 @@ def test_each_kind_has_its_own_retries_and_what_ended_is_forgotten():
     for outcome, due in [("failed", True), ("timed_out", True), ("failed", False), ("timed_out", True)]:
         assert retries.is_due(ended(outcome)) == due
         retries.failed(ended(outcome))
-    assert (retries.number(4), retries.number(5)) == (5, 1)
+    assert (retries.of(4), retries.of(5)) == (4, 0)
     retries.ended(4)
-    assert (retries.number(4), retries.is_due(ended())) == (1, True)
+    assert (retries.of(4), retries.is_due(ended())) == (0, True)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from governor.messages import EpisodeEnded
+from governor.messages import EpisodeAttemptEnded, EpisodeEnded, Failures
 from tests.support.full_disk import full_beyond
 from tests.support.in_process_commands import noted_before
 from tests.support.language_models.text_phases import SECONDS, play, steps_of, talking
@@ -187,3 +187,27 @@ async def test_a_call_of_an_environment_in_python_has_its_time_where_the_phase_s
     assert [(r.outcome, r.reason) for r in records] == [
         ("timed_out", "environment.step: no answer within 0.5 s; its process is killed")
     ]
+
+
+async def test_an_episode_that_failed_of_its_model_is_played_again_if_that_is_to_be_tried_again(harness):
+    async with ChatServer() as model, EnvironmentServer() as server:
+        model.then(500)
+        made = talking(model.url, entry=server.url, timeout=1.0)
+        failures = Failures(at_most=0, retry={"model": 1})
+        records, end = await harness.play(episodes=3, failures=failures, seconds=SECONDS, **made)
+    assert sorted(record.index for record in records) == [0, 1, 2]
+    assert ({record.outcome for record in records}, end.failures) == ({"terminated"}, 0)
+    [attempt] = [e for e in harness.links["simulation"].events if isinstance(e, EpisodeAttemptEnded)]
+    assert (attempt.attempt, attempt.reason.partition(":")[0]) == (1, "model")
+    table = steps_of(harness)
+    assert table.groupby("episode")["session"].nunique().to_list() == [1, 1, 1], "the last session alone"
+
+
+async def test_a_phase_with_text_ends_when_more_fail_than_it_bears(harness, world):
+    made = talking(world.llm, entry="tests.support.user_code.text_walks:Walk", environment={"fault": "raise"})
+    records, end = await harness.play(
+        episodes=200, workers=3, failures=Failures(at_most="1%"), seconds=SECONDS, **made
+    )
+    failed = [record.outcome for record in records].count("failed")
+    assert (end.end, 3 <= failed <= 5) == ("failures", True)
+    assert end.exceeded == "failures.at_most of 2 (1% of 200 episodes)"
