@@ -8,13 +8,23 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
 
 import msgspec
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from governor.messages.base import FailureKind, Message
 from governor.messages.conductor import TaskSpec
 from governor.messages.figures import PhaseFigures
 from governor.messages.results import EndedRuns
-from governor.units.fields import MAX_COUNT, AnyDuration, Count, Duration, Entry, Metric, Params
+from governor.units.fields import (
+    MAPPING,
+    WORD,
+    AnyDuration,
+    Count,
+    Duration,
+    Entry,
+    Metric,
+    Params,
+    Share,
+)
 from governor.units.sections import Section
 
 
@@ -155,12 +165,10 @@ class Failures(Section):
     """What a phase bears of failed episodes and of failed tasks, each counted on their own."""
 
     at_most: Annotated[
-        Annotated[int, Field(ge=0, le=MAX_COUNT)]
-        | Annotated[str, Field(pattern=r"^(100|\d{1,2})(\.\d+)?%$")]
-        | None,
+        Share | None,
         Field(
             description="Failures that do not end the phase: a number, or a part of all that are planned, rounded down; null: "
-            "0, and without `consecutive` no bound.",
+            "0, or no bound where `consecutive` is set.",
             examples=["1%"],
         ),
     ] = None
@@ -172,7 +180,11 @@ class Failures(Section):
         ),
     ] = None
     retry: Annotated[
-        Annotated[int, Field(ge=0, le=1000)] | dict[FailureKind, Annotated[int, Field(ge=0, le=1000)]],
+        Annotated[
+            Annotated[int, Field(ge=0, le=1000), Tag(WORD)]
+            | Annotated[dict[FailureKind, Annotated[int, Field(ge=0, le=1000)]], Tag(MAPPING)],
+            Discriminator(lambda given: MAPPING if isinstance(given, dict) else WORD),
+        ],
         Field(
             description="How often an episode that failed is played again, and a task without `retries` is tried again: a number, "
             "or a mapping of kinds of failures to numbers.",

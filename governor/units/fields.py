@@ -5,6 +5,7 @@ Names end up in file names, socket paths and service names; their alphabet is na
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -76,10 +77,18 @@ def _not_plain(item: object) -> str:
     return f"a {type(item).__name__} can't be sent: use texts, numbers, booleans, lists and mappings"
 
 
+def _share(value: object) -> object:
+    whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
+    if whole or (isinstance(value, str) and re.fullmatch(PERCENTAGE, value)):
+        return value
+    raise ValueError(f"must be a number, as 20, or a percentage from 0% to 100%, as 1%, not {value!r}")
+
+
 def _or_text(number: dict[str, Any], pattern: str) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [number, {"type": "string", "pattern": pattern}]})
 
 
+PERCENTAGE = r"^(100(\.0+)?|\d{1,2}(\.\d+)?)%$"
 ENTRY = r"^[^\s:]+:[^\s]+$"
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 ShortName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=32)]
@@ -102,6 +111,12 @@ Size: TypeAlias = Annotated[
 ]
 """Bytes, as a limit."""
 Count: TypeAlias = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Share: TypeAlias = Annotated[
+    int | str,
+    BeforeValidator(_share),
+    _or_text({"type": "integer", "minimum": 0, "maximum": MAX_COUNT}, PERCENTAGE),
+]
+"""So many, or a percentage of all."""
 Params: TypeAlias = Annotated[dict[str, Any], BeforeValidator(without_numpy), AfterValidator(_plain)]
 Models: TypeAlias = Annotated[
     tuple[Annotated[str, Field(min_length=1)] | Params, ...], Field(strict=False, max_length=10_000)

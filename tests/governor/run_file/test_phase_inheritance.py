@@ -67,6 +67,21 @@ def test_mappings_are_merged_lists_are_replaced_and_null_takes_back():
     assert more.on_failure == "continue"
 
 
+def test_who_says_one_of_failures_and_on_failure_does_not_inherit_the_other():
+    train, more, last = phases("""\
+  - {name: more, inherits: train, failures: {at_most: 1%}}
+  - {name: last, inherits: more, on_failure: fail}
+""")
+    assert train.policy is None
+    assert (more.on_failure, more.policy) == (None, Failures(at_most="1%"))
+    assert (last.failures, last.policy) == (None, Failures(at_most=0))
+    _, _, back = phases("""\
+  - {name: more, inherits: train, failures: {at_most: 1%, consecutive: 5}}
+  - {name: back, inherits: more, failures: {at_most: null}}
+""")
+    assert back.policy == Failures(consecutive=5)
+
+
 def test_deep_mappings_are_merged_too():
     _, more = phases("  - {name: more, inherits: train, evaluate: {plateau: {patience: 9}}}")
     assert (more.evaluate.every, more.evaluate.plateau.patience, more.evaluate.plateau.window) == (10, 9, 2)

@@ -88,6 +88,21 @@ def test_every_key_of_a_phase_and_its_tasks_reaches_the_conductor():
     assert made.tasks_of(0) == 5
 
 
+def test_tasks_that_say_no_retries_have_those_of_their_phase():
+    made = assignment(
+        {
+            "failures": {"at_most": 3, "retry": {"time": 2, "user": 0}},
+            "tasks": [{"id": "a", "call": "m:f"}, {"id": "b", "call": "m:f", "retries": 0}],
+        }
+    ).tasks(0, done={}, failed=2, in_a_row=1)
+    assert [(task.retries, task.retry) for task in made.tasks] == [(0, {"time": 2}), (0, {})]
+    assert (made.failures, made.failed, made.failed_in_a_row) == (
+        Failures(at_most=3, retry={"time": 2, "user": 0}),
+        2,
+        1,
+    )
+
+
 def test_what_is_not_set_is_the_commands_own_default():
     made = assignment({"tasks": [{"id": "a", "call": "m:f"}]}).tasks(0, done={})
     assert made == StartTasks(
