@@ -21,8 +21,6 @@ from governor.failures import reason_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
     from governor.episodes.context import Context
 
 
@@ -89,18 +87,28 @@ class AgentSource:
             raise ConductorError(reason_of(error).within(f"agent {self.entry!r}: weight_version")) from error
 
 
-def act_many(
-    agent: Any, conform: spaces.Conformer, observations: NDArray[Any], *, explore: bool
+def act_many(  # `observations` and `rows` are all that differs from call to call
+    agent: Any,
+    space: spaces.SpaceSpec,
+    conform: spaces.Conformer,
+    observations: Any,
+    rows: int,
+    *,
+    explore: bool,
 ) -> list[Any]:
-    """For each observation a copy of the action, because the agent may reuse its array, or the exception of that row."""
+    """For each observation a copy of the action, because the agent may reuse its array, or the exception of that row. `space` is that
+    of actions.
+    """
     try:
         actions = agent.act_many(observations, explore=explore)
-        if len(actions) != len(observations):
-            raise ValueError(f"{len(actions)} actions for {len(observations)} observations")  # noqa: TRY301  # one handler for a fault of all rows
+        if isinstance(space, spaces.Dict | spaces.Tuple) and not isinstance(actions, list):
+            actions = spaces.unstack(space, actions)
+        if len(actions) != rows:
+            raise ValueError(f"{len(actions)} actions for {rows} observations")  # noqa: TRY301  # one handler for a fault of all rows
     except Abandoned:
         raise
     except BaseException as error:  # noqa: BLE001  # user code: any error is the fault of each episode
-        return [error] * len(observations)
+        return [error] * rows
     if type(actions) is np.ndarray and actions.ndim == 1:
         actions = actions.tolist()
     found: list[Any] = []

@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from governor.episodes.context import Context, reports
 from governor.episodes.local import local_agent
@@ -24,7 +23,7 @@ from governor.episodes.local.stepping import LocalEpisodeWorker, SeveralPlayers
 from governor.episodes.records.recording import Columns, StepRecorder
 from governor.episodes.rules.evaluation import entropy
 from governor.episodes.rules.seeds import episode_seed
-from governor.episodes.spaces import Discrete, storage
+from governor.episodes.spaces import decoder
 from governor.errors import ConductorError
 from governor.messages import COMPLETE
 
@@ -197,13 +196,5 @@ class _ShownSteps(StepRecorder):
             for (name, slot), values in zip(slots, by_player, strict=False):  # a last item is of `info`
                 if values is not None:  # else the player did not act
                     observation, action, reward, terminated, truncated, *_ = values
-                    shown = _value(slot.observation, observation), _value(slot.action, action)
+                    shown = decoder(slot.observation)(observation), decoder(slot.action)(action)
                     self._show(ForegroundStep(self._number, name, *shown, reward, terminated, truncated))
-
-
-def _value(spec: SpaceSpec, encoded: Any) -> Any:
-    """The value of which the recorder has this encoding."""
-    if isinstance(spec, Discrete):
-        return encoded
-    dtype, shape = storage(spec)
-    return np.frombuffer(encoded, dtype).reshape(shape)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from governor.episodes import agents, spaces
 from governor.episodes.agents import AgentSource
-from governor.episodes.conforming import copier
 from governor.episodes.records import state_file
 from governor.episodes.rules.seeds import agent_seed
 from governor.errors import ConductorError
@@ -24,8 +23,6 @@ from governor.errors import ConductorError
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    from numpy.typing import NDArray
 
     from governor.episodes.agents import Agent
     from governor.episodes.context import Context
@@ -43,13 +40,13 @@ class ActedWeights:
 
 class Calls(NamedTuple):
     """The methods of the agent for one worker; None for a method that it lacks. Actions are copies in the dtype and shape of their
-    space. `act` takes one observation; it raises ValueError and what the agent raises. `act_many` takes observations of shape
-    (rows, *shape of the space) and returns one item for each row: an action, or the exception of that row.
+    space. `act` takes one observation; it raises ValueError and what the agent raises. `act_many` takes the batch of several
+    (`spaces.stack`) and their number, and returns one item for each row: an action, or the exception of that row.
     """
 
     act: Callable[[Any], Any]
     learn: Callable[[Transition], Any] | None
-    act_many: Callable[[NDArray[Any]], list[Any]] | None
+    act_many: Callable[[Any, int], list[Any]] | None
     weights: Learned | ActedWeights
 
 
@@ -91,7 +88,7 @@ class LocalAgent:
                 self._player_methods = frozenset(
                     name for name in ("act", "learn") if _accepts_player(self._learned.agent, name)
                 )
-                self._conform = copier(action)
+                self._conform = spaces.copier(action)
                 self.builds += 1
             finally:
                 self.holder = None
@@ -116,7 +113,7 @@ class LocalAgent:
             learn = partial(learn, **player_argument)
         act_many = None
         if getattr(agent, "act_many", None) is not None:
-            act_many = partial(agents.act_many, agent, self._conform, explore=explore)
+            act_many = partial(agents.act_many, agent, self._spaces[1], self._conform, explore=explore)
         if alone:
             return Calls(act, learn, act_many, learned)
         weights = ActedWeights()
@@ -168,17 +165,17 @@ class LocalAgent:
             return True
 
     def _with_lock(
-        self, call: Callable[[Any], Any], number: int, weights: ActedWeights | None = None
-    ) -> Callable[[Any], Any]:
+        self, call: Callable[..., Any], number: int, weights: ActedWeights | None = None
+    ) -> Callable[..., Any]:
         lock, learned = self._lock, self._learned
 
-        def locked_call(argument: Any) -> Any:
+        def locked_call(*arguments: Any) -> Any:
             with lock:
                 self.holder = number
                 try:
                     if weights is not None and learned is not None:
                         weights.version = learned.version
-                    return call(argument)
+                    return call(*arguments)
                 finally:
                     self.holder = None
 

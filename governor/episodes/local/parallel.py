@@ -16,25 +16,23 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 from governor.episodes import spaces
-from governor.episodes.conforming import observer
+from governor.episodes.conforming import finite_reward, flag
 from governor.episodes.entries import make_environment
 from governor.episodes.info import InfoFigures, columns_of, reader_of
 from governor.episodes.local.execution_context import ACT, BUILD, JOIN, LEARN, METRICS, SAVE, STEP
 from governor.episodes.local.stepping import EpisodeSource, LocalEpisodeWorker, NotRecorded
-from governor.episodes.spaces import finite_reward, flag
 from governor.episodes.transition import Transition
 from governor.errors import ConductorError
 from governor.failures import one_line, reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
-    from governor.episodes.conforming import Observer
     from governor.episodes.local.execution_context import ExecutionContext
     from governor.episodes.local.local_agent import Calls, LocalAgent
     from governor.episodes.local.stepping import LocalSlot
     from governor.episodes.records.recording import Columns, StepRecorder
-    from governor.episodes.spaces import SpaceSpec
+    from governor.episodes.spaces import Observer, SpaceSpec
     from governor.messages import EpisodeOutcome, Made
 
 
@@ -46,12 +44,13 @@ class PlayersSource(EpisodeSource, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Player:
-    """The agent of a player, and the form of its values; `plain`: its actions are numbers, not arrays."""
+    """The agent of a player, and the form of its values; `copied` and `encode` are for actions, None for plain ones."""
 
     name: str
     agent: LocalAgent
     observed: Observer
-    plain: bool
+    copied: Callable[[Any], Any] | None
+    encode: Callable[[Any], Any] | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,7 +68,8 @@ class _Turn:
 
     def row(self) -> tuple[Any, ...]:
         """As it is recorded."""
-        action = self.action if self.player.plain else self.action.tobytes()
+        encode = self.player.encode
+        action = self.action if encode is None else encode(self.action)
         return self.encoded, action, self.reward, self.terminated, self.truncated, self.version
 
 
@@ -163,8 +163,9 @@ class ParallelWorker(LocalEpisodeWorker):
         return _Player(
             name=player,
             agent=agent,
-            observed=observer(observation),
-            plain=isinstance(action, spaces.Discrete),
+            observed=spaces.observer(observation),
+            copied=spaces.duplicator(action),
+            encode=spaces.encoder(action),
         )
 
     # -- one episode ----------------------------------------------------------------------------------------
@@ -263,7 +264,12 @@ class ParallelWorker(LocalEpisodeWorker):
         """Steps the environment with these turns, and notes what came of them; observations and infos, as of `_reset_players`."""
         self._context.where = STEP
         returned = environment.step(
-            {turn.player.name: turn.action if turn.player.plain else turn.action.copy() for turn in turns}
+            {
+                turn.player.name: turn.action
+                if (copied := turn.player.copied) is None
+                else copied(turn.action)
+                for turn in turns
+            }
         )
         try:
             observations, rewards, terminations, truncations, infos = returned
@@ -297,7 +303,7 @@ class ParallelWorker(LocalEpisodeWorker):
             try:
                 found[name] = player.observed(observation)
             except ValueError as error:
-                raise ValueError(f"player {name!r}: observation: {error}") from None
+                raise spaces.named(f"player {name!r}: observation", error) from None
         return found
 
     def _learn(self, turn: _Turn, calls: Calls, following: Any) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from governor import logs
 from governor.episodes import spaces
-from governor.episodes.conforming import first_observation, observer, stepper
+from governor.episodes.conforming import first_observation, stepper
 from governor.episodes.context import reports
 from governor.episodes.entries import make_environment
 from governor.episodes.info import InfoFigures, columns_of, reader_of
@@ -218,13 +218,13 @@ class LocalEpisodeWorker:
         self._observation, action = spaces.of_environment(environment, entry=made.entry)
         context.where = JOIN
         self._agent.join(self._number, self._observation, action)
-        self._plain = isinstance(action, spaces.Discrete)
-        self._observed = observer(self._observation)
+        self._encode = spaces.encoder(action)
+        self._observed = spaces.observer(self._observation)
         context.leave()
         wanted = self._simulation.command.info
         slot.read = reader_of(wanted)
         context.info = InfoFigures(wanted, columns_of(wanted)) if wanted else None
-        slot.step = stepper(environment, self._observed, plain=self._plain, read=slot.read)
+        slot.step = stepper(environment, self._observed, copied=spaces.duplicator(action), read=slot.read)
         slot.recorder = self._simulation.recorder(context.number, self._observation, action)
 
     def _calls_for(self, *, explore: bool) -> Calls:
@@ -319,7 +319,7 @@ class LocalEpisodeWorker:
         self, slot: LocalSlot, seed: int, deadline: float, *, explore: bool
     ) -> Generator[tuple[Any, Any], Any, EpisodeOutcome]:
         """It appends to the recorder itself: one more call is a hundredth of a step."""
-        simulation, context, recorder, plain = self._simulation, slot.context, slot.recorder, self._plain
+        simulation, context, recorder, encode = self._simulation, slot.context, slot.recorder, self._encode
         command, alone = simulation.command, self._alone
         act, learn, _, weights = self._calls_for(explore=explore)
         step = slot.step
@@ -345,7 +345,7 @@ class LocalEpisodeWorker:
             context.steps = steps = steps + 1
             if steps >= limit:
                 truncated = True
-            encoded_action = action if plain else action.tobytes()
+            encoded_action = action if encode is None else encode(action)
             if figures is None:
                 rows.append((encoded, encoded_action, reward, terminated, truncated, version))
             else:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from governor.episodes.local.execution_context import ACT
-from governor.episodes.spaces import Discrete, storage
+from governor.episodes.spaces import is_array, stack, storage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,15 +29,15 @@ def choose(calls: Calls, slots: Sequence[LocalSlot], observed: SpaceSpec) -> lis
     """For each slot the action, or its fault, the version of the weights, and the agent's `learn`."""
     if calls.act_many is None:
         return [_act(calls, slot) for slot in slots]
-    if isinstance(observed, Discrete):
-        observations = np.array([slot.encoded for slot in slots])
-    else:  # what np.array makes of their arrays, in a fifth of the time
+    if is_array(observed):  # what `stack` makes of their arrays, in a fifth of the time
         dtype, shape = storage(observed)
         data = bytearray(b"".join([slot.encoded for slot in slots]))
-        observations = np.ndarray((len(slots), *shape), dtype, data)
+        observations: Any = np.ndarray((len(slots), *shape), dtype, data)
+    else:
+        observations = stack(observed, [slot.observation for slot in slots])
     for slot in slots:
         slot.context.where = ACT
-    actions = calls.act_many(observations)
+    actions = calls.act_many(observations, len(slots))
     for slot in slots:
         slot.context.where = ""
     version, learn = calls.weights.version, calls.learn

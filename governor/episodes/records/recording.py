@@ -1,10 +1,10 @@
 """Steps of episodes in numbers, from the loop that plays them to disk: `Columns` defines a step, `StepRecorder` stores steps.
 
 Rules:
-1. A step costs the loop one tuple in a list, arrays as bytes: later changes of the arrays are not recorded. Arrow makes
-   columns of them once for each episode, and once every `ROWS` steps of a long one, so memory stays flat.
+1. A step costs the loop one tuple in a list, with encodings: later changes of arrays are not recorded. Arrow makes
+   columns of them (`space_columns`) once for each episode, and once every `ROWS` steps of a long one, so memory stays flat.
 2. All of an episode is written to the kernel when `end` returns: it is reported after that.
-3. Values are not checked: the caller has brought them into the form of their spaces (`spaces.conformer`).
+3. Values are not checked: the caller has brought them into the form of their spaces (`spaces.observer`).
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ import contextlib
 import threading
 from dataclasses import dataclass
 from functools import cached_property, partial
-from math import prod
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
 from governor.episodes.info import columns_of
 from governor.episodes.records import info_columns
 from governor.episodes.records.info_columns import ANY_INFO
+from governor.episodes.records.space_columns import SpaceColumn, column, field
 from governor.episodes.records.stream import Stream, StreamedRun, array
-from governor.episodes.spaces import Discrete, SpaceSpec, storage
+from governor.episodes.spaces import SpaceSpec, is_array
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:
@@ -52,8 +51,7 @@ class RecordingSlot:
     @cached_property
     def fields(self) -> list[pa.Field]:
         return [
-            _field("observation", self.observation),
-            _field("action", self.action),
+            *map(field, ("observation", "action"), self.columns),
             pa.field("reward", pa.float64(), nullable=False),
             pa.field("terminated", pa.bool_(), nullable=False),
             pa.field("truncated", pa.bool_(), nullable=False),
@@ -61,14 +59,13 @@ class RecordingSlot:
         ]
 
     @cached_property
-    def columns(self) -> tuple[_Column, _Column]:
+    def columns(self) -> tuple[SpaceColumn, SpaceColumn]:
         """Of observations and actions."""
-        return _Column(self.observation), _Column(self.action)
+        return column(self.observation), column(self.action)
 
     @cached_property
     def row_bytes(self) -> int:
-        sides = (storage(self.observation), storage(self.action))
-        return sum(dtype.itemsize * prod(shape) for dtype, shape in sides) + 18
+        return sum(side.row_bytes for side in self.columns) + 18
 
     def arrays(self, columns: Sequence[Sequence[Any]]) -> list[pa.Array]:
         observed, acted = self.columns
@@ -174,8 +171,8 @@ class StepRecorder:
         self._make_stream = partial(Stream, folder, phase=phase, worker=worker, schema=columns.schema)
         self._stream = self._make_stream()
         alone = columns.alone
-        self._plain_observation = alone is not None and isinstance(alone.observation, Discrete)
-        self._plain_action = alone is not None and isinstance(alone.action, Discrete)
+        self._array_observation = alone is not None and is_array(alone.observation)
+        self._array_action = alone is not None and is_array(alone.action)
         self.steps: list[tuple[Any, ...]] = []
         """Rows that wait for `flush`, which is due at `most` rows: a fast loop appends its rows here instead of calling `step`."""
         self.most = columns.rows
@@ -222,12 +219,12 @@ class StepRecorder:
         weight_version: int = 0,
         info: Any = None,
     ) -> None:
-        """Records a step: `action`, an int or an array of its space's dtype and shape, taken at `observation`, which is given
-        likewise, and their result. `reward` is undiscounted. `info` is a row as of `episodes.info`. Raises OSError if a batch of a long episode cannot be written.
+        """Records a step: `action`, an array of its space's dtype and shape or the encoding of another value, taken at `observation`,
+        which is given likewise, and their result. `reward` is undiscounted. `info` is a row as of `episodes.info`. Raises OSError if a batch of a long episode cannot be written.
         """
         row = (
-            observation if self._plain_observation else observation.tobytes(),
-            action if self._plain_action else action.tobytes(),
+            observation.tobytes() if self._array_observation else observation,
+            action.tobytes() if self._array_action else action,
             reward,
             terminated,
             truncated,
@@ -238,7 +235,7 @@ class StepRecorder:
             self.flush()
 
     def step_players(self, rows: Mapping[str, tuple[Any, ...]], info: Any = None) -> None:
-        """As `step`, for an environment of several agents: the row of each that took part, arrays as bytes."""
+        """As `step`, for an environment of several agents: the row of each that took part, with encodings."""
         row = tuple(rows.get(name) for name, _ in self.columns.players)
         self.steps.append((*row, info) if self.columns.info else row)
         if len(self.steps) >= self.most:
@@ -293,36 +290,3 @@ class StepRecorder:
             rows=rows - self._first_row,
             outcome=outcome,
         )
-
-
-class _Column:
-    """Values of one space: numbers as they are (`plain`), arrays as bytes."""
-
-    def __init__(self, spec: SpaceSpec) -> None:
-        dtype, shape = storage(spec)
-        self.plain = isinstance(spec, Discrete)
-        self.blank: Any = 0 if self.plain else bytes(dtype.itemsize * prod(shape))
-        self._dtype = dtype
-        self._kind = _field("", spec).type
-
-    def arrow(self, values: Sequence[Any]) -> pa.Array:
-        rows = len(values)
-        if self.plain:
-            return array(np.fromiter(values, np.int64, rows))
-        if not pa.types.is_fixed_size_list(self._kind):  # of the size 0
-            return pa.array([()] * rows, self._kind)
-        flat = np.frombuffer(b"".join(values), self._dtype)
-        if flat.size != rows * self._kind.list_size:
-            raise ValueError(f"values that are no arrays of {self._dtype} in the shape of their space")
-        return pa.Array.from_buffers(self._kind, rows, [None], children=[array(flat)])
-
-
-def _field(name: str, spec: SpaceSpec) -> pa.Field:
-    """The shape of a value stands in the field's metadata, as JSON: the column has it flat, in C order."""
-    dtype, shape = storage(spec)
-    if isinstance(spec, Discrete):
-        return pa.field(name, pa.int64(), nullable=False)
-    # A list of the fixed size 0 ends the process when Arrow writes it to Parquet.
-    kind = pa.list_(pa.field("item", pa.from_numpy_dtype(dtype), nullable=False), prod(shape) or -1)
-    # Nullable, though it never is null: in a struct that is, Arrow could not read it back from Parquet.
-    return pa.field(name, kind, metadata={"shape": msgspec.json.encode(shape)})

@@ -125,20 +125,22 @@ def array(values: NDArray[Any], *, valid: NDArray[np.bool_] | None = None) -> pa
         pa.from_numpy_dtype(values.dtype),
         len(values),
         [
-            None if valid is None else _bits(valid),
-            _bits(values) if values.dtype == np.bool_ else _bytes(values),
+            None if valid is None else bits(valid),
+            bits(values) if values.dtype == np.bool_ else _bytes(values),
         ],
     )
 
 
-def texts(words: Sequence[str]) -> pa.Array:
+def texts(words: Sequence[str], *, valid: NDArray[np.bool_] | None = None) -> pa.Array:
     """Likewise."""
     data = [word.encode() for word in words]
     offsets = np.cumsum([0, *map(len, data)]).astype(np.int32)
-    return pa.StringArray.from_buffers(len(words), _bytes(offsets), pa.py_buffer(b"".join(data)))
+    known = None if valid is None else bits(valid)
+    return pa.StringArray.from_buffers(len(words), _bytes(offsets), pa.py_buffer(b"".join(data)), known)
 
 
-def _bits(flags: NDArray[np.bool_]) -> pa.Buffer:
+def bits(flags: NDArray[np.bool_]) -> pa.Buffer:
+    """As Arrow has them."""
     return pa.py_buffer(np.packbits(flags, bitorder="little"))
 
 

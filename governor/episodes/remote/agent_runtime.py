@@ -20,14 +20,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from governor.episodes import agents, exits
-from governor.episodes.conforming import copier
 from governor.episodes.context import reports
 from governor.episodes.entries import Abandoned
 from governor.episodes.metrics import Reported
 from governor.episodes.records import state_file
+from governor.episodes.spaces import copier, receiver, sender, stack
 from governor.episodes.transition import Transition
 from governor.errors import ConductorError
 from governor.failures import Reason, reason_of
@@ -192,7 +190,9 @@ class LearnBeside(LearnInStep):
 
 
 class AgentRuntime:
-    """One agent, built for these `spaces`. `learns`: it has `learn`. `working_on` are the episodes for which its code runs."""
+    """One agent, built for these `spaces`. `learns`: it has `learn`. `working_on` are the episodes for which its code runs.
+    `received` is what an observation is that was sent, `sent` what is sent of an action.
+    """
 
     def __init__(
         self,
@@ -212,6 +212,7 @@ class AgentRuntime:
         self._learned = source.build(*spaces)
         self.learns = self._learned.learn is not None
         reports.bind(lambda: _current(self.working_on))
+        self.received, self.sent = receiver(spaces[0]), sender(spaces[1])
         self._conform = copier(spaces[1])  # an agent may write its next action over the last one
         self._strategy = LearnInStep(self._learned)
         self._bound = 0
@@ -329,8 +330,10 @@ class AgentRuntime:
 
     def _act_at_once(self, episodes: Sequence[AgentEpisode], *, explore: bool) -> None:
         self._enter("agent.act", episodes)
-        observations = np.array([episode.observation for episode in episodes])
-        actions = agents.act_many(self._strategy.actor, self._conform, observations, explore=explore)
+        observations = stack(self.spaces[0], [episode.observation for episode in episodes])
+        actions = agents.act_many(
+            self._strategy.actor, self.spaces[1], self._conform, observations, len(episodes), explore=explore
+        )
         for episode, action in zip(episodes, actions, strict=True):
             if isinstance(action, BaseException):
                 episode.fault = "agent.act", reason_of(action)

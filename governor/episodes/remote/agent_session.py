@@ -10,12 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from governor.episodes.context import reports
 from governor.episodes.remote import wire
 from governor.episodes.remote.agent_runtime import AgentEpisode
-from governor.episodes.spaces import Discrete
 from governor.failures import Reason
 from governor.output.attribution import Attribution, episode_fields
 
@@ -35,18 +32,21 @@ class AgentSession:
         """None if the answer is sent later."""
         match request:
             case wire.ActFrame():
-                episode = self._learn(runtime, 0, request.observation, request.reward, 0)
-                episode.observation = request.observation
+                observation = runtime.received(request.observation)
+                episode = self._learn(runtime, 0, observation, request.reward, 0)
+                episode.observation = observation
                 return self._act(runtime, episode, request.number)
             case wire.BeginFrame():
                 self.attribution.begin_raw(
                     **episode_fields(request.phase, request.episode, request.evaluation)
                 )
-                episode = self._begin(runtime, request, 0, request.episode, request.observation)
+                observation = runtime.received(request.observation)
+                episode = self._begin(runtime, request, 0, request.episode, observation)
                 return self._act(runtime, episode, request.number)
             case wire.FinishFrame():
                 end = wire.TERMINATED * request.terminated | wire.TRUNCATED * request.truncated
-                episode = self._learn(runtime, 0, request.observation, request.reward, end)
+                observation = runtime.received(request.observation)
+                episode = self._learn(runtime, 0, observation, request.reward, end)
                 del self._episodes[0]
                 return runtime.end(
                     [episode], lambda: self._finished(request.number, episode), session=self._name
@@ -93,7 +93,7 @@ class AgentSession:
         version = 0 if episode.fault else runtime.act((episode,), explore=episode.explore)
         if episode.fault is not None:
             return wire.encode(wire.fault(number, *episode.fault))
-        return wire.encode(wire.ActedFrame(number, episode.action, version, _reported(episode)))
+        return wire.encode(wire.ActedFrame(number, runtime.sent(episode.action), version, _reported(episode)))
 
     def _save(self, runtime: AgentRuntime, number: int) -> bytes | None:
         work = AgentEpisode(self._name)
@@ -112,8 +112,8 @@ class AgentSession:
         return wire.encode(wire.FinishedFrame(number, _reported(episode)))
 
     def _act_many(self, runtime: AgentRuntime, request: wire.ActManyFrame) -> bytes | None:
-        plain = isinstance(runtime.spaces[0], Discrete)
-        observations = request.observations.tolist() if plain else request.observations
+        rows_sent = wire.rows_of(runtime.spaces[0], request.observations)
+        observations = list(map(runtime.received, rows_sent))
         ended: dict[int, AgentEpisode] = {}
         acting: dict[int, AgentEpisode] = {}
         numbers = iter(request.episodes)
@@ -133,7 +133,7 @@ class AgentSession:
         if rows:
             version = runtime.act([acting[row] for row in rows], explore=request.train, at_once=True)
         rows = [row for row in rows if acting[row].fault is None]
-        actions = np.array([acting[row].action for row in rows])
+        actions = wire.packed_rows(runtime.spaces[1], [runtime.sent(acting[row].action) for row in rows])
 
         def answer() -> bytes:
             faults = [

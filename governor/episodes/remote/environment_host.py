@@ -9,11 +9,9 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from governor.episodes import exits, spaces
 from governor.episodes.arrays import WireError
-from governor.episodes.conforming import first_observation, observer, stepper
+from governor.episodes.conforming import first_observation, stepper
 from governor.episodes.context import reports
 from governor.episodes.entries import Abandoned, Environment, make_environment
 from governor.episodes.info import reader_of
@@ -80,8 +78,11 @@ class EnvironmentHost(ThreadHost):
             self._environments[0], entry=self._entry
         )
         self._blank = spaces.blank(self.observation_space)
-        self._plain = isinstance(self.action_space, spaces.Discrete)
-        self._observed = observer(self.observation_space)
+        self._observed = spaces.observer(self.observation_space)
+        self._sent = int(spaces.is_composite(self.observation_space))
+        """Which one of value and encoding is sent."""
+        self._received = spaces.receiver(self.action_space)
+        self._copied = spaces.duplicator(self.action_space)
         self._want({})
 
     def _answer(self, peer: bytes, data: bytes) -> bytes | None:
@@ -114,8 +115,10 @@ class EnvironmentHost(ThreadHost):
         stepping = isinstance(request, wire.StepManyFrame)
         if isinstance(request, wire.ResetManyFrame):
             self._begin(request, request.slots, request.episodes)
-        inputs: Any = request.actions if isinstance(request, wire.StepManyFrame) else request.seeds
-        inputs = inputs.tolist() if self._plain and stepping else inputs
+        if isinstance(request, wire.StepManyFrame):
+            inputs = wire.rows_of(self.action_space, request.actions)
+        else:
+            inputs = request.seeds
         observations, rewards, ends, faults = [], [], [], []
         infos: list[Any] = []
         for row, slot in enumerate(request.slots):
@@ -140,7 +143,7 @@ class EnvironmentHost(ThreadHost):
         reported = [self._take(slot) for slot in request.slots]
         return wire.SteppedManyFrame(
             request.number,
-            np.array(observations),
+            wire.packed_rows(self.observation_space, observations),
             rewards,
             ends,
             faults,
@@ -163,20 +166,20 @@ class EnvironmentHost(ThreadHost):
         self._wanted = wanted
         self._read = reader_of(wanted)
         self._steppers = [
-            stepper(environment, self._observed, plain=self._plain, read=self._read)
+            stepper(environment, self._observed, copied=self._copied, read=self._read)
             for environment in self._environments
         ]
 
     def _reset(self, slot: int, seed: int) -> tuple[Any, Any]:
-        """The observation, and the row of its info."""
+        """The observation as it is sent, and the row of its info."""
         self._method = "reset"
-        observation, _, row = first_observation(self._environments[slot], seed, self._observed, self._read)
-        return observation, row
+        *observed, row = first_observation(self._environments[slot], seed, self._observed, self._read)
+        return observed[self._sent], row
 
     def _step(self, slot: int, action: Any) -> tuple[Any, float, bool, bool, Any]:
         self._method = "step"
-        observation, _, reward, terminated, truncated, row = self._steppers[slot](action)
-        return observation, reward, terminated, truncated, row
+        *observed, reward, terminated, truncated, row = self._steppers[slot](self._received(action))
+        return observed[self._sent], reward, terminated, truncated, row
 
     def _take(self, slot: int) -> Any:
         """What was reported for the episode of this slot since the last answer."""

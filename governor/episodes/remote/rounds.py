@@ -12,8 +12,6 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from governor.episodes.remote import wire
 from governor.episodes.remote.episode_worker import EpisodeWorker
 from governor.episodes.remote.worker import run
@@ -160,7 +158,7 @@ class VectorWorker(EpisodeWorker):
             channel.next_number(),
             [attempt.slot.number for attempt in attempts],
             [attempt.kind for attempt in attempts],
-            np.array([attempt.observation for attempt in attempts]),
+            wire.packed_rows(self._spaces[0], [attempt.observation for attempt in attempts]),
             [attempt.reward for attempt in attempts],
             [attempt.end for attempt in attempts],
             self._train,
@@ -172,8 +170,7 @@ class VectorWorker(EpisodeWorker):
         if answer is None:
             return
         faults = {fault.row: fault for fault in answer.faults}
-        actions = answer.actions.tolist() if self._plain_action else answer.actions
-        acting = dict(zip(answer.rows, actions, strict=True))
+        acting = dict(zip(answer.rows, wire.rows_of(self._spaces[1], answer.actions), strict=True))
         for row, attempt in enumerate(attempts):
             self._merge_reported(answer, row, attempt)
             if not self._end_faulty(attempt, faults.get(row)) and attempt.kind == wire.LAST:
@@ -196,7 +193,9 @@ class VectorWorker(EpisodeWorker):
         channel = self._connected(self._environment)
         slots = [attempt.slot.number - self._first_slot for attempt in attempts]
         request = wire.StepManyFrame(
-            channel.next_number(), slots, np.array([attempt.action for attempt in attempts])
+            channel.next_number(),
+            slots,
+            wire.packed_rows(self._spaces[1], [attempt.action for attempt in attempts]),
         )
         answer = self._answer(channel, request, attempts, wire.SteppedManyFrame)
         if answer is None:
@@ -225,6 +224,4 @@ class VectorWorker(EpisodeWorker):
             attempt.reported.merge(answer.reported[row])
 
     def _observations_of(self, answer: wire.SteppedManyFrame) -> Sequence[Any]:
-        observations: Any = answer.observations
-        seen: Sequence[Any] = observations.tolist() if self._plain_observation else observations
-        return seen
+        return wire.rows_of(self._spaces[0], answer.observations)

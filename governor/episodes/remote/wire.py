@@ -7,8 +7,9 @@ Rules:
 3. A fault of the other side is an answer (`FaultFrame`), never silence.
 4. Structs are arrays on the wire: a FrozenLake step is 5 bytes one way and 17 back.
 
-An observation or action is an int for a `Discrete` space, else an array with the dtype and shape of its space. In the frames
-of a vector it is an array of shape (rows, *shape of the space); rewards and ends have one item for each row.
+An observation or action is an int for a `Discrete` space, a text for a `Text`, for the other simple spaces an array with the dtype
+and shape of its space; a value with parts is its encoding (`spaces.encodings`), which has no keys. In the frames of a vector numbers
+are one array of shape (rows, *shape of the space), others a list; rewards and ends have one item for each row.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
+import numpy as np
 
 from governor.episodes.arrays import WireError, decode_hook, encode_hook
+from governor.episodes.spaces import Discrete, is_array
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from governor.episodes.spaces import SpaceSpec
     from governor.failures import Reason
 
 
@@ -205,6 +209,17 @@ Answer: TypeAlias = (
 )
 
 encode = msgspec.msgpack.Encoder(enc_hook=encode_hook).encode
+
+
+def packed_rows(spec: SpaceSpec, rows: Sequence[Any]) -> Any:
+    """Values of a space, each as it is sent, for a frame of a vector."""
+    return np.array(rows) if isinstance(spec, Discrete) or is_array(spec) else rows
+
+
+def rows_of(spec: SpaceSpec, packed: Any) -> Sequence[Any]:
+    """Back again."""
+    rows: Sequence[Any] = packed.tolist() if isinstance(spec, Discrete) else packed
+    return rows
 
 
 def fault(number: int, where: str, reason: Reason) -> FaultFrame:

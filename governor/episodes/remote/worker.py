@@ -16,7 +16,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from governor import logs
-from governor.episodes import spaces
 from governor.episodes.records.reports import LINGER_SECONDS, EpisodeReports
 from governor.episodes.remote import control, wire
 from governor.episodes.remote.request_channel import Interrupted, Overdue, PeerLost, RequestChannel
@@ -27,6 +26,7 @@ from transport.errors import RequestError
 if TYPE_CHECKING:
     from governor.episodes.records.recording import StepRecorder
     from governor.episodes.simulation import Simulation
+    from governor.episodes.spaces import SpaceSpec
 
 MAX_ATTEMPTS: Final = 3
 SETTLE_SECONDS: Final = 0.5
@@ -136,10 +136,15 @@ class RemoteWorker(ABC):
             return Reason(f"it takes longer than {SAVE_SECONDS:g} s")
         return Reason(answer.reason, answer.traceback) if isinstance(answer, wire.FaultFrame) else Reason("")
 
-    def _recorder_of(self, number: int) -> StepRecorder:
+    @property
+    def _spaces(self) -> tuple[SpaceSpec, SpaceSpec]:
+        """Of observations and actions."""
         if self._lease is None:
-            raise ConductorUnavailable("steps cannot be recorded without an environment")
-        return self.simulation.recorder(number, self._lease.observation_space, self._lease.action_space)
+            raise ConductorUnavailable("there are no spaces without an environment")
+        return self._lease.observation_space, self._lease.action_space
+
+    def _recorder_of(self, number: int) -> StepRecorder:
+        return self.simulation.recorder(number, *self._spaces)
 
     def _report_hung(
         self, channel: RequestChannel, *, due: tuple[int, ...] = ()
@@ -167,8 +172,6 @@ class RemoteWorker(ABC):
         )
         answer = self._request_until_available(self._environment_service, request, control.Leased)
         self._lease = answer
-        self._plain_observation = isinstance(answer.observation_space, spaces.Discrete)
-        self._plain_action = isinstance(answer.action_space, spaces.Discrete)
         self._environment = self._open_channel(
             f"environment {self.simulation.command.environment!r}", answer.endpoint, answer.lease
         )

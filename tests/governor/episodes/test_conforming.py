@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from governor.episodes import spaces
-from governor.episodes.conforming import copier, observer
+from governor.episodes.spaces import copier, observer
 from governor.episodes.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
 

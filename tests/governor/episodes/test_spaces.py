@@ -3,6 +3,7 @@ import pytest
 from gymnasium import spaces as gym
 
 from governor.episodes import spaces
+from governor.episodes.conforming import finite_reward, flag
 from governor.errors import ConductorError
 
 SPACES = [
@@ -79,16 +80,16 @@ def test_plain_lists_and_numpy_scalars_are_brought_into_form():
 )
 def test_a_reward_is_a_finite_number(value, said):
     with pytest.raises(ValueError, match=said):
-        spaces.finite_reward(value)
-    assert spaces.finite_reward(np.float32(0.5)) == spaces.finite_reward(np.array([0.5])[0]) == 0.5
+        finite_reward(value)
+    assert finite_reward(np.float32(0.5)) == finite_reward(np.array([0.5])[0]) == 0.5
 
 
 @pytest.mark.parametrize("value", ["no", None, 0.5, [True, False]])
 def test_a_flag_is_a_bool(value):
     with pytest.raises(ValueError, match=r"truncated is a \w+, not a bool"):
-        spaces.flag(value, "truncated")
-    assert [spaces.flag(each, "truncated") for each in (True, np.bool_(True), 1, np.array([1]))] == [True] * 4
-    assert not spaces.flag(np.False_, "truncated")
+        flag(value, "truncated")
+    assert [flag(each, "truncated") for each in (True, np.bool_(True), 1, np.array([1]))] == [True] * 4
+    assert not flag(np.False_, "truncated")
 
 
 def test_a_difference_is_told_in_a_line_without_raw_bounds():
