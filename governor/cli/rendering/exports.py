@@ -3,8 +3,8 @@
 Rules:
 1. Memory holds one group of rows, however many there are.
 2. A file gets its name when it is complete: an earlier file is kept until then.
-3. CSV has no vectors: each number of a vector is a column, ``observation.0`` and so on; a vector of more than `MAX_COLUMNS`
-   is one column of JSON.
+3. CSV has no vectors: each number of a vector is a column, ``observation.0`` and so on; a vector of more than `MAX_COLUMNS`, or
+   without a fixed size, is one column of JSON.
 """
 
 from __future__ import annotations
@@ -127,18 +127,14 @@ def _flat_parts(group: pa.Table) -> Iterator[pa.Table]:
 def _flat(name: str, column: pa.ChunkedArray) -> Iterator[tuple[str, pa.ChunkedArray]]:
     kind = column.type
     if pa.types.is_struct(kind):
-        for field in kind:
-            yield from _flat(f"{name}.{field.name}", pc.struct_field(column, field.name))
+        for at, field in enumerate(kind):
+            yield from _flat(f"{name}.{field.name}", pc.struct_field(column, [at]))
     elif pa.types.is_fixed_size_list(kind) and kind.list_size <= MAX_COLUMNS:
         for at in range(kind.list_size):
             yield f"{name}.{at}", pc.list_element(column, at)
-    elif pa.types.is_fixed_size_list(kind):
-        yield (
-            name,
-            pa.chunked_array(
-                [[None if row is None else encode_json(row).decode() for row in column.to_pylist()]]
-            ),
-        )
+    elif pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
+        rows = [None if row is None else encode_json(row).decode() for row in column.to_pylist()]
+        yield name, pa.chunked_array([rows], pa.string())
     elif pa.types.is_dictionary(kind):
         yield name, column.cast(pa.string())
     else:

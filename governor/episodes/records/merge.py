@@ -39,6 +39,7 @@ from governor.episodes.records.step_columns import (
     rows_schema,
     session_number,
     table_schema,
+    varies,
 )
 from governor.episodes.records.stream import StreamReader, array, folder_of, streams_of
 from governor.errors import UsageError
@@ -59,7 +60,9 @@ CACHE: Final = 16 << 20
 GATHERED: Final = 4096
 """Pieces that become an array at a time."""
 TEXT_ROWS: Final = 64
-"""Rows of text that are read at a time: their size is not known before."""
+"""Rows of sessions that are read at a time: their size is not known before."""
+VARYING_ROWS: Final = 512
+"""Likewise, of steps with texts or lists."""
 
 
 def parquet_of(run_folder: Path, phase: str) -> Path:
@@ -118,7 +121,7 @@ class Merge(ExitStack):
         if self.schema is None:
             return
         if self._cut is None:
-            self._cut = Cut(TEXT_ROWS if self._is_text else rows_in_group(self.schema, ROWS, BYTES))
+            self._cut = Cut(self._rows_at_once(self.schema))
         for block in self._pieces.take(below):
             counted = self._pieces.last_attempts(block)
             if episodes is not None:
@@ -139,8 +142,14 @@ class Merge(ExitStack):
         self.merged += len(table)
         self._group_rows += len(table)
         self._group_bytes += table.nbytes
-        if not self._is_text or self._group_rows >= ROWS or self._group_bytes >= BYTES:
+        if not self._varies or self._group_rows >= ROWS or self._group_bytes >= BYTES:
             yield self._whole_group()
+
+    def _rows_at_once(self, schema: pa.Schema) -> int:
+        """Rows of a table, of which a group has one, or several if their size varies."""
+        if self._varies:
+            return TEXT_ROWS if self._is_text else VARYING_ROWS
+        return rows_in_group(schema, ROWS, BYTES)
 
     def _whole_group(self) -> pa.Table:
         group, self._group = self._group, []
@@ -259,6 +268,7 @@ class Merge(ExitStack):
             self._rows_schema = without_info(schema)
             self.schema = table_schema(self._rows_schema)
             self._is_text = is_text(schema)
+            self._varies = self._is_text or varies(self._rows_schema)
             folder = folder_of(self._run_folder)
             room = folder if os.access(folder, os.W_OK) else Path(tempfile.gettempdir())
             self._pieces = Pieces(room, keys=("seed", "episode") if self._is_text else ("episode",))

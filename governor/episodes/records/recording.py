@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from governor.episodes.info import columns_of
-from governor.episodes.records import info_columns
+from governor.episodes.records import info_columns, step_columns
 from governor.episodes.records.info_columns import ANY_INFO
 from governor.episodes.records.space_columns import SpaceColumn, column, field
 from governor.episodes.records.stream import Stream, StreamedRun, array
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 ROWS: Final = 4096
 BYTES: Final = 8 << 20
 """The most bytes of one recorder's pending steps: with large observations, a batch has fewer rows."""
+FIRST_ROWS: Final = 64
+"""Of steps with texts or lists: their size is not known before."""
 RESERVED: Final = frozenset(
     {"phase", "worker", "episode", "attempt", "seed", "step", "weight_version", "outcome", ANY_INFO}
 )
@@ -132,11 +134,17 @@ class Columns:
             [*(fields if self.alone is None else self.alone.fields), *info_columns.fields(self.info)]
         )
 
+    @cached_property
+    def varies(self) -> bool:
+        """Whether steps differ in their size."""
+        return step_columns.varies(info_columns.without_info(self.schema))
+
     @property
     def rows(self) -> int:
-        """Steps in one batch."""
+        """Steps in the first batch, and in all if they have one size."""
         slots = [slot for _, slot in self.players] if self.alone is None else [self.alone]
-        return max(1, min(ROWS, BYTES // sum(slot.row_bytes for slot in slots)))
+        most = _rows_of(sum(slot.row_bytes for slot in slots))
+        return min(most, FIRST_ROWS) if self.varies else most
 
     def batch(self, steps: list[Any]) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
         """The batch of these rows, and what is to be known of it."""
@@ -152,6 +160,11 @@ class Columns:
             numbers, known = info_columns.arrays(columns[-1], self.info)
             arrays += numbers
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema), known
+
+
+def _rows_of(size: float) -> int:
+    """How many rows of this size a batch has."""
+    return max(1, min(ROWS, int(BYTES / size)))
 
 
 def _columns(rows: Sequence[tuple[Any, ...]], width: int) -> Sequence[Sequence[Any]]:
@@ -265,6 +278,8 @@ class StepRecorder:
             if runs:
                 try:
                     batch, known = self.columns.batch(steps)
+                    if rows and self.columns.varies:
+                        self.most = _rows_of(batch.nbytes / rows)
                     self._stream.append(batch, runs, known)
                 except OSError as error:
                     self.lost.update((run.episode, error) for run in runs)

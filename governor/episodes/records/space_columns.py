@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from math import prod
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -29,20 +29,16 @@ if TYPE_CHECKING:
 
     Flags: TypeAlias = NDArray[np.bool_]
 
-UNKNOWN_BYTES: Final = 1024
-"""What is expected of a value without a fixed size."""
-
 
 class SpaceColumn(ABC):
-    """The column of one space. `blank` stands for a value where there is none; `row_bytes` is about the size of a value; `fixed`:
-    every value has that size.
+    """The column of one space. `blank` stands for a value where there is none; `row_bytes` is the size of a value without its texts
+    and lists.
     """
 
     kind: pa.DataType
     metadata: dict[str, bytes] | None = None
     blank: Any
-    row_bytes = UNKNOWN_BYTES
-    fixed = False
+    row_bytes = 0
 
     @abstractmethod
     def arrow(self, encodings: Values[Any], valid: Flags | None = None) -> pa.Array:
@@ -78,7 +74,6 @@ class _Integers(SpaceColumn):
     kind = pa.int64()
     blank = 0
     row_bytes = 8
-    fixed = True
 
     def arrow(self, encodings: Values[Any], valid: Flags | None = None) -> pa.Array:
         return array(np.fromiter(encodings, np.int64, len(encodings)), valid=valid)
@@ -93,8 +88,6 @@ class _Texts(SpaceColumn):
 
 
 class _Arrays(SpaceColumn):
-    fixed = True
-
     def __init__(self, spec: Numbers) -> None:
         dtype, shape = storage(spec)
         self.row_bytes = dtype.itemsize * prod(shape)
@@ -128,7 +121,6 @@ class _Parts(SpaceColumn):
         self.kind = pa.struct(self._fields) if names else pa.null()
         self.blank = tuple(one.blank for one in self._columns)
         self.row_bytes = sum(one.row_bytes for one in self._columns)
-        self.fixed = all(one.fixed for one in self._columns)
 
     def arrow(self, encodings: Values[Any], valid: Flags | None = None) -> pa.Array:
         if not self._columns:
@@ -186,7 +178,6 @@ class _Choices(SpaceColumn):
         self.kind = pa.struct(self._fields)
         self.blank = (0, self._columns[0].blank)
         self.row_bytes = 8 + sum(one.row_bytes for one in self._columns)
-        self.fixed = all(one.fixed for one in self._columns)
 
     def arrow(self, encodings: Values[Any], valid: Flags | None = None) -> pa.Array:
         choices = np.fromiter((choice for choice, _ in encodings), np.int64, len(encodings))

@@ -1,7 +1,6 @@
 """The columns of the tables of steps: those of the recorded rows between those of their episode.
 
-Columns: phase, worker (int32), episode, attempt, seed, step (int64); observation and action (int64 for Discrete, else a flat
-fixed-size list in C order, its shape in the field's metadata); reward (float64), terminated, truncated (bool), weight_version
+Columns: phase, worker (int32), episode, attempt, seed, step (int64); observation and action (`space_columns`); reward (float64), terminated, truncated (bool), weight_version
 (int64); outcome. With several players each has a struct column of those from observation on.
 """
 
@@ -60,6 +59,17 @@ def session_number(session: str) -> int:
 
 def is_text(schema: pa.Schema) -> bool:
     return (schema.metadata or {}).get(KIND) == b"text"
+
+
+def varies(schema: pa.Schema) -> bool:
+    """Whether rows have values without a fixed size."""
+    return any(_varies(field.type) for field in schema)
+
+
+def _varies(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_varies(field.type) for field in kind)
+    return pa.types.is_list(kind) or pa.types.is_string(kind)
 
 
 def rows_in_group(schema: pa.Schema, rows: int, size: int) -> int:

@@ -116,7 +116,7 @@ TRANSITION = {
         ),
         (
             {"entry": "walk_world:Odd"},
-            "environment 'walk_world:Odd': observation_space: Dict is not supported; use Discrete, Box, MultiDiscrete or MultiBinary",
+            "environment 'walk_world:Odd': observation_space[\"a\"]: Unknown is none of gymnasium's own spaces: use those",
         ),
     ],
 )

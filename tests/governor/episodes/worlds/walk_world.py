@@ -100,8 +100,12 @@ class NanBox(Walk):
         return np.array([0, np.nan], dtype=np.float32), {}
 
 
+class Unknown(gymnasium.Space):
+    """A space of somebody's own."""
+
+
 class Odd(Walk):
-    observation_space = Dict(a=Discrete(2))
+    observation_space = Dict(a=Unknown())
 
 
 class Raises(Walk):
