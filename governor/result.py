@@ -79,7 +79,7 @@ class Result:
         """The steps of the episodes of one `phase`, or of all, as a `pyarrow.Table` in memory.
 
         One row for each step, in the order of episodes and steps: ``phase``, ``worker``, ``episode``, ``attempt``, ``seed``, ``step``,
-        ``observation`` and ``action`` (int64 for Discrete, else a flat list of a fixed size), ``reward``, ``terminated``,
+        ``observation`` and ``action`` (int64 for Discrete, a flat list of a fixed size for arrays, nested columns for others), ``reward``, ``terminated``,
         ``truncated``, ``weight_version``, ``outcome`` (of its episode). Without any recorded step it has no columns.
 
         Raises UsageError for a phase that the run does not have, for phases that differ in their columns, or if the run's folder

@@ -29,7 +29,8 @@ class Agent(Protocol):
 
     `act(observation, explore=...)` gets one observation of the space's dtype and shape (int for Discrete) and returns one action,
     likewise, without a batch axis. `act_many(observations, explore=...)` gets an array (batch, *shape of the space), int64 of shape
-    (batch,) for Discrete, and returns `batch` actions in the same order: an array (batch, *shape) or a sequence.
+    (batch,) for Discrete, else what `spaces.batches` tells, and returns `batch` actions in the same order: an array (batch, *shape)
+    or a sequence; of a Dict or Tuple such a batch, or a list.
     `learn(transition)` gets one `Transition`; `metrics()` returns numbers by name, at the end of each training episode;
     `state_dict()` returns a dict, which `load_state_dict` gets.
     """

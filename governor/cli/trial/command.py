@@ -353,15 +353,23 @@ class _StepTable:
 
 
 def _short(value: Any, width: int) -> str:
-    """On one line; an array by its first numbers, or by its shape."""
+    text = _in_a_line(value)
+    return text if len(text) <= width else f"{text[: width - 3]}..."
+
+
+def _in_a_line(value: Any) -> str:
+    """An array by its numbers, or by its shape; so are those inside of a value."""
     import numpy as np  # noqa: PLC0415  # not for --help
 
-    if isinstance(value, np.ndarray):
-        if value.ndim != 1 or value.size > 8:
-            return f"{value.dtype}{list(value.shape)}, mean {value.mean():.4g}"[:width]
-        value = "[" + " ".join(f"{one:.3g}" for one in value.tolist()) + "]"
-    text = str(value)
-    return text if len(text) <= width else f"{text[: width - 3]}..."
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_in_a_line(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(_in_a_line, value)) + ")"
+    if not isinstance(value, np.ndarray):
+        return str(value).replace("\n", "\\n")
+    if value.ndim != 1 or value.size > 8:
+        return f"{value.dtype}{list(value.shape)}" + (f", mean {value.mean():.4g}" if value.size else "")
+    return "[" + " ".join(f"{one:.3g}" for one in value.tolist()) + "]"
 
 
 class _Conversation:

@@ -69,7 +69,7 @@ def varies(schema: pa.Schema) -> bool:
 def _varies(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
         return any(_varies(field.type) for field in kind)
-    return pa.types.is_list(kind) or pa.types.is_string(kind)
+    return bool(pa.types.is_list(kind) or pa.types.is_string(kind))
 
 
 def rows_in_group(schema: pa.Schema, rows: int, size: int) -> int:
