@@ -1,11 +1,14 @@
 """Values of nested spaces: how they look on record, and hypothesis' strategy of spaces."""
 
+import math
 import string
 
 import gymnasium.spaces as gym
 import numpy as np
 from gymnasium.vector.utils import iterate
 from hypothesis import strategies as st
+
+from governor.episodes import trajectories
 
 
 def on_record(space, value):  # noqa: PLR0911  # one for each kind
@@ -37,6 +40,29 @@ def on_record(space, value):  # noqa: PLR0911  # one for each kind
             return value
         case _:
             return np.asarray(value).ravel().tolist()
+
+
+def require_recorded(environment, folder, records, *, phase="train"):
+    """Steps on record are those of `nested_world.Nested`: it gives the same observations again, and rewards tell of the actions."""
+    steps = trajectories.read(folder, phase)
+    assert len(steps) == 5 * len(records)
+    rows = steps.to_pylist()
+    for record in records:
+        seen = [on_record(environment.observation_space, one) for one in environment.expected(record.seed)]
+        mine = [row for row in rows if row["episode"] == record.index]
+        assert [row["observation"] for row in mine] == seen[:-1]
+        for row in mine:
+            assert math.isclose(row["reward"], recorded_sum(row["action"]), abs_tol=1e-5)
+
+
+def recorded_sum(value):
+    """`nested_world.checksum` of an action on record."""
+    if isinstance(value, dict):
+        parts = value.values()
+        return sum((1 + place) * recorded_sum(one) for place, one in enumerate(parts))
+    if isinstance(value, str):
+        return sum(map(ord, value)) / 128
+    return float(sum(value)) if isinstance(value, list) else float(value)
 
 
 DTYPES = (np.float32, np.float64, np.uint8, np.int32)

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from governor.cli import ask, cli
-from governor.episodes import trajectories
+from governor.episodes import spaces, trajectories
 from governor.episodes.records import episode_file
 from governor.episodes.text.sessions import DataManager
 from governor.messages import EpisodeRecord
@@ -174,6 +174,50 @@ def test_vectors_and_sessions_in_csv_and_json(run, monkeypatch):
     done = results("--of", "steps", "--format", "csv")
     assert (done.exit_code, done.stdout) == (2, "")
     assert "the phases 'train', 'large', 'small', 'talk' have different columns: choose one" in done.stderr
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "parquet"])
+def test_values_with_parts(run, tmp_path, form):
+    import gymnasium.spaces as gym
+    import pyarrow.parquet as pq
+
+    space = gym.Dict(
+        [
+            ("a.b", gym.Tuple([gym.Box(-1, 1, (2,)), gym.Text(9, charset='x,"')])),
+            ("many", gym.Sequence(gym.Discrete(9))),
+            ("one", gym.OneOf([gym.Discrete(9), gym.Box(-1, 1, (1,))])),
+            ("none", gym.Dict()),
+        ]
+    )
+    value = {"a.b": ([0.5, 0.25], 'x,"'), "many": (1, 2, 3), "one": (1, [0.5]), "none": {}}
+    made = recorder(run, phase="parts", made=columns(space, gym.Discrete(2)))
+    encoded = spaces.observer(spaces.describe(space, role="x"))(value)[1]
+    made.begin(episode=0, seed=0)
+    made.step(encoded, 1, 1.0, True, False)
+    made.end(outcome="terminated")
+    made.close()
+    path = tmp_path / "steps"
+    done = results("--of", "steps", "--format", form, "--phase", "parts", "--output", path)
+    assert (done.exit_code, done.stderr) == (0, "")
+    if form == "csv":
+        (row,) = csv.DictReader(path.open(newline=""))
+        observed = {
+            name.removeprefix("observation."): text
+            for name, text in row.items()
+            if name.startswith("observation")
+        }
+        assert observed == {
+            "a.b.0.0": "0.5", "a.b.0.1": "0.25", "a.b.1": 'x,"', "many": "[1,2,3]",
+            "one.choice": "1", "one.0": "", "one.1.0": "0.5", "none": "",
+        }  # fmt: skip
+        return
+    (row,) = json.loads(path.read_text()) if form == "json" else pq.read_table(path).to_pylist()
+    assert row["observation"] == {
+        "a.b": {"0": [0.5, 0.25], "1": 'x,"'},
+        "many": [1, 2, 3],
+        "one": {"choice": 1, "0": None, "1": [0.5]},
+        "none": None,
+    }
 
 
 @pytest.mark.parametrize(

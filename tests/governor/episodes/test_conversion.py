@@ -14,9 +14,10 @@ import pytest
 from governor.episodes import trajectories
 from governor.episodes.records import merge, pieces
 from governor.episodes.records.recording import Columns
-from governor.episodes.spaces import describe
+from governor.episodes.spaces import describe, observer, sender
 from governor.index_ranges import IndexRanges
 from tests.support.full_disk import full_beyond
+from tests.support.nested_spaces import on_record
 from tests.support.recorded_steps import columns, play, recorder, rows, run_code
 
 EPISODES = 60
@@ -26,6 +27,7 @@ EPISODES = 60
 def small(monkeypatch):
     """Few steps are many row groups, batches and runs of pieces."""
     monkeypatch.setattr(merge, "ROWS", 16)
+    monkeypatch.setattr(merge, "VARYING_ROWS", 4)
     monkeypatch.setattr(merge, "GATHERED", 5)
     for name, value in (("MOST", 8), ("BLOCK", 4), ("LEAST_HEAD", 2)):
         monkeypatch.setattr(pieces, name, value)
@@ -131,6 +133,10 @@ SPACES = {
     "bits": gym.MultiBinary(5),
     "halves": gym.Box(-1, 1, (2,), np.float16),
     "nothing": gym.Box(0, 1, (0,), np.float32),
+    "text": gym.Text(5, min_length=0),
+    "parts": gym.Dict(a=gym.Text(5), b=gym.Tuple([gym.Box(0, 1, (2,)), gym.Sequence(gym.Box(0, 1, (2,)))])),
+    "choices": gym.OneOf([gym.Box(0, 1, (2,)), gym.Dict(a=gym.Discrete(3), b=gym.Box(0, 1, (1,)))]),
+    "graphs": gym.Graph(gym.Box(0, 1, (2,)), gym.Discrete(3)),
 }
 
 
@@ -146,7 +152,7 @@ def test_rows_of_many_workers_keep_their_values(tmp_path, space, finalized):
         one = made[episode % 4]
         one.begin(episode=episode, seed=episode)
         for step in range(5):
-            value = values[episode * 5 + step]
+            value = sent(space, values[episode * 5 + step])
             one.step(value, value, float(episode), step == 4, False)
         one.end(outcome="terminated", flush=episode % 3 == 0)
     for one in made:
@@ -158,10 +164,41 @@ def test_rows_of_many_workers_keep_their_values(tmp_path, space, finalized):
     assert table["episode"].to_pylist() == [episode for episode in range(40) for _ in range(5)]
     assert table["step"].to_pylist() == [0, 1, 2, 3, 4] * 40
     for name in ("observation", "action"):
-        found = table[name].to_pylist()
-        assert all(
-            np.array_equal(one, np.ravel(value)) for one, value in zip(found, values, strict=True)
-        ) or (found == values)
+        assert table[name].to_pylist() == [on_record(space, value) for value in values]
+
+
+def sent(space, value):
+    """As a recorder gets it."""
+    spec = describe(space, role="x")
+    return sender(spec)(observer(spec)(value)[0])
+
+
+@pytest.mark.parametrize("flushes", [1, 7])
+def test_groups_of_steps_that_differ_in_size_do_not_depend_on_when_they_were_written(
+    tmp_path, monkeypatch, flushes
+):
+    monkeypatch.setattr(merge, "BYTES", 2000)
+    space = gym.Sequence(gym.Box(0, 1, (10,)))
+
+    def written(folder, flushes):
+        space.seed(1)
+        one = recorder(folder, made=columns(space, gym.Discrete(2)))
+        for episode in range(EPISODES):
+            one.begin(episode=episode, seed=episode)
+            for _ in range(length(episode)):
+                one.step(sent(space, space.sample()), 1, 0.0, True, False)
+            one.end(outcome="terminated", flush=episode % flushes == 0)
+        one.flush()
+        one.close()
+        return trajectories.finalize(folder, "train")
+
+    expected, found = written(tmp_path / "expected", EPISODES), written(tmp_path / "found", flushes)
+    assert found.read_bytes() == expected.read_bytes()
+    with pq.ParquetFile(found) as file:
+        groups = [file.metadata.row_group(at).num_rows for at in range(file.num_row_groups)]
+    assert len({*groups[:-1]}) > 1
+    assert all(rows % 4 == 0 for rows in groups[:-1])
+    assert max(groups) <= 16
 
 
 def test_rows_of_several_players_of_many_workers(tmp_path):

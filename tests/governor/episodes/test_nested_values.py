@@ -3,7 +3,8 @@
 import pytest
 
 from governor.episodes import trajectories
-from tests.support.nested_spaces import on_record
+from governor.messages import Made
+from tests.support.nested_spaces import on_record, require_recorded
 from tests.support.reasons import without_place
 
 EACH = pytest.mark.parametrize("transport", ["conductors", "in_process", "vector", "rounds"])
@@ -17,29 +18,6 @@ def nested_world(harness):
     return nested_world
 
 
-def require_recorded(world, folder, records, actions="parts"):
-    """The steps on record are those of the environment: it gives the same observations again, and rewards tell of the actions."""
-    environment = world.Nested(actions=actions)
-    steps = trajectories.read(folder, "train")
-    assert len(steps) == 5 * len(records)
-    rows = steps.to_pylist()
-    for record in records:
-        seen = [on_record(environment.observation_space, one) for one in environment.expected(record.seed)]
-        mine = [row for row in rows if row["episode"] == record.index]
-        assert [row["observation"] for row in mine] == seen[:-1]
-        assert [row["reward"] for row in mine] == pytest.approx([recorded_sum(row["action"]) for row in mine])
-
-
-def recorded_sum(value):
-    """`nested_world.checksum` of an action on record."""
-    if isinstance(value, dict):
-        parts = value.values()
-        return sum((1 + place) * recorded_sum(one) for place, one in enumerate(parts))
-    if isinstance(value, str):
-        return sum(map(ord, value)) / 128
-    return float(sum(value)) if isinstance(value, list) else float(value)
-
-
 @EACH
 @pytest.mark.parametrize("actions", ["parts", "tuple", "text"])
 async def test_steps_on_record_are_those_of_the_environment(harness, nested_world, transport, actions):
@@ -47,7 +25,7 @@ async def test_steps_on_record_are_those_of_the_environment(harness, nested_worl
     records, end = await harness.play(episodes=6, **command)
     assert (end.end, end.first_failure) == ("max_episodes", "")
     assert harness.state()["learned"] == 30
-    require_recorded(nested_world, harness.folder / "run", records, actions)
+    require_recorded(nested_world.Nested(actions=actions), harness.folder / "run", records)
 
 
 @EACH
@@ -64,7 +42,7 @@ async def test_many_observations_come_as_gymnasium_batches_them(harness, nested_
     records, end = await harness.play(episodes=8, **command)
     assert (end.end, end.first_failure) == ("max_episodes", "")
     assert harness.state()["learned"] == 40
-    require_recorded(nested_world, harness.folder / "run", records)
+    require_recorded(nested_world.Nested(), harness.folder / "run", records)
 
 
 @EACH
@@ -84,4 +62,38 @@ async def test_a_fault_inside_of_an_action_is_named(harness, nested_world, trans
     assert (records[0].outcome, without_place(records[0].reason)) == (
         "failed",
         'agent.act: ValueError: action["gear"]: 9 is not in Discrete(3)',
+    )
+
+
+async def test_each_of_several_players_has_its_own(harness, nested_world):
+    command = {
+        "transport": "in_process",
+        "agents": ("romeo", "juliet"),
+        "made_environment": Made(entry="nested_world:Pair"),
+        "made_agents": (Made(entry=PLAYER), Made(entry=PLAYER)),
+    }
+    records, end = await harness.play(episodes=2, **command)
+    assert (end.end, end.first_failure) == ("max_episodes", "")
+    steps = trajectories.read(harness.folder / "run", "train").to_pylist()
+    environment = nested_world.Pair()
+    for record in records:
+        seen = environment.expected(record.seed)
+        mine = [row for row in steps if row["episode"] == record.index]
+        assert [row["blue"]["observation"] for row in mine] == [
+            on_record(environment.observation_space("blue"), one["blue"]) for one in seen[:-1]
+        ]
+        assert [row["red"] is None for row in mine] == [False, False, True, True]
+        assert [row["red"]["observation"] for row in mine[:2]] == [one["red"] for one in seen[:2]]
+
+
+async def test_a_fault_of_a_player_names_it_and_the_place(harness):
+    command = {
+        "transport": "in_process",
+        "made_environment": Made(entry="nested_world:Pair", params={"fault": True}),
+        "made_agents": (Made(entry=PLAYER), Made(entry=PLAYER)),
+        "agents": ("romeo", "juliet"),
+    }
+    records, _ = await harness.play(episodes=1, **command)
+    assert without_place(records[0].reason) == (
+        "environment.step: ValueError: player 'blue': observation[\"words\"]: 3 is no text"
     )

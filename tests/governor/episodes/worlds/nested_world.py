@@ -107,6 +107,51 @@ class Nested(gymnasium.Env):
         return [first, *(self.observation_space.sample() for _ in range(self.length))]
 
 
+class Pair:
+    """Two players, of which red leaves after two steps, and blue after four."""
+
+    metadata = {"name": "pair", "is_parallelizable": True}  # noqa: RUF012  # as PettingZoo has it
+
+    def __init__(self, *, fault=False):
+        self.possible_agents = ["red", "blue"]
+        self.fault = fault
+        self.observed = {"red": Text(4), "blue": deepcopy(OBSERVED)}
+        self.acted = {"red": ACTED["tuple"], "blue": ACTED["parts"]}
+
+    def observation_space(self, agent):
+        return self.observed[agent]
+
+    def action_space(self, agent):
+        return self.acted[agent]
+
+    def reset(self, *, seed=None, options=None):
+        for space in self.observed.values():
+            space.seed(seed)
+        self.agents, self.steps = list(self.possible_agents), 0
+        return self.seen(), {}
+
+    def seen(self):
+        return {agent: self.observed[agent].sample() for agent in self.agents}
+
+    def step(self, actions):
+        assert all(self.acted[agent].contains(action) for agent, action in actions.items())
+        self.steps += 1
+        seen, over = self.seen(), {agent: self.steps >= {"red": 2, "blue": 4}[agent] for agent in self.agents}
+        if self.fault:
+            seen["blue"]["words"] = 3
+        rewards = {agent: checksum(actions[agent]) for agent in self.agents}
+        self.agents = [agent for agent in self.agents if not over[agent]]
+        return seen, rewards, over, dict.fromkeys(over, False), {}
+
+    def expected(self, seed):
+        """What is seen in an episode, the last one included."""
+        seen = [self.reset(seed=seed)[0]]
+        for step in range(4):
+            seen.append(self.seen())
+            self.agents = ["red", "blue"] if step < 1 else ["blue"]
+        return seen
+
+
 class Player:
     """Acts at random; it looks at all that it gets. With `bad` its second action has a part that does not fit."""
 

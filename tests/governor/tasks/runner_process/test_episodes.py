@@ -21,6 +21,8 @@ from governor.tasks.protocol.episodes import (
     decode_episode,
 )
 from governor.tasks.runner_process import episodes
+from tests.support.in_process_commands import WORLDS
+from tests.support.nested_spaces import require_recorded
 from tests.support.recorded_steps import play as record
 from tests.support.recorded_steps import recorder
 
@@ -85,6 +87,20 @@ def test_it_builds_once_for_all_chunks_of_a_phase_and_anew_after_a_reset(runner)
     runner.play(6, resets=1)
     assert len(runner.built.read_text().split()) == 2
     assert set(trajectories.read(runner.folder, "p")["episode"].to_pylist()) == {0, 1, 5, 6}
+
+
+def test_values_with_parts_are_played_and_recorded(runner, monkeypatch):
+    monkeypatch.syspath_prepend(WORLDS)
+    import nested_world
+
+    made = Made(entry="nested_world:Nested"), (Made(entry="nested_world:Player"),)
+    command = msgspec.structs.replace(
+        decode_simulation(runner.part), made_environment=made[0], made_agents=made[1]
+    )
+    runner.part = encode(command)
+    records = runner.play(0, 1, 2)
+    assert [(record.outcome, record.reason) for record in records] == [("terminated", "")] * 3
+    require_recorded(nested_world.Nested(), runner.folder, records, phase="p")
 
 
 def test_what_is_played_again_is_newer_than_what_the_crash_has_left(runner):
