@@ -191,7 +191,7 @@ class LearnBeside(LearnInStep):
 
 class AgentRuntime:
     """One agent, built for these `spaces`. `learns`: it has `learn`. `working_on` are the episodes for which its code runs.
-    `received` is what an observation is that was sent, `sent` what is sent of an action.
+    `received` makes an observation of what was sent, `sent` what is sent of an action; None where both are the same.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ class AgentSession:
         """None if the answer is sent later."""
         match request:
             case wire.ActFrame():
-                observation = runtime.received(request.observation)
+                observation = _received(runtime, request.observation)
                 episode = self._learn(runtime, 0, observation, request.reward, 0)
                 episode.observation = observation
                 return self._act(runtime, episode, request.number)
@@ -40,12 +40,12 @@ class AgentSession:
                 self.attribution.begin_raw(
                     **episode_fields(request.phase, request.episode, request.evaluation)
                 )
-                observation = runtime.received(request.observation)
+                observation = _received(runtime, request.observation)
                 episode = self._begin(runtime, request, 0, request.episode, observation)
                 return self._act(runtime, episode, request.number)
             case wire.FinishFrame():
                 end = wire.TERMINATED * request.terminated | wire.TRUNCATED * request.truncated
-                observation = runtime.received(request.observation)
+                observation = _received(runtime, request.observation)
                 episode = self._learn(runtime, 0, observation, request.reward, end)
                 del self._episodes[0]
                 return runtime.end(
@@ -93,7 +93,9 @@ class AgentSession:
         version = 0 if episode.fault else runtime.act((episode,), explore=episode.explore)
         if episode.fault is not None:
             return wire.encode(wire.fault(number, *episode.fault))
-        return wire.encode(wire.ActedFrame(number, runtime.sent(episode.action), version, _reported(episode)))
+        return wire.encode(
+            wire.ActedFrame(number, _sent(runtime, episode.action), version, _reported(episode))
+        )
 
     def _save(self, runtime: AgentRuntime, number: int) -> bytes | None:
         work = AgentEpisode(self._name)
@@ -112,8 +114,9 @@ class AgentSession:
         return wire.encode(wire.FinishedFrame(number, _reported(episode)))
 
     def _act_many(self, runtime: AgentRuntime, request: wire.ActManyFrame) -> bytes | None:
-        rows_sent = wire.rows_of(runtime.spaces[0], request.observations)
-        observations = list(map(runtime.received, rows_sent))
+        observations = wire.rows_of(runtime.spaces[0], request.observations)
+        if runtime.received is not None:
+            observations = [runtime.received(row) for row in observations]
         ended: dict[int, AgentEpisode] = {}
         acting: dict[int, AgentEpisode] = {}
         numbers = iter(request.episodes)
@@ -133,7 +136,7 @@ class AgentSession:
         if rows:
             version = runtime.act([acting[row] for row in rows], explore=request.train, at_once=True)
         rows = [row for row in rows if acting[row].fault is None]
-        actions = wire.packed_rows(runtime.spaces[1], [runtime.sent(acting[row].action) for row in rows])
+        actions = wire.packed_rows(runtime.spaces[1], [_sent(runtime, acting[row].action) for row in rows])
 
         def answer() -> bytes:
             faults = [
@@ -147,6 +150,14 @@ class AgentSession:
             return wire.encode(wire.ActedManyFrame(request.number, rows, actions, version, faults, found))
 
         return runtime.end([*ended.values()], answer, session=self._name) if ended else answer()
+
+
+def _received(runtime: AgentRuntime, observation: Any) -> Any:
+    return observation if runtime.received is None else runtime.received(observation)
+
+
+def _sent(runtime: AgentRuntime, action: Any) -> Any:
+    return action if runtime.sent is None else runtime.sent(action)
 
 
 def _reported(episode: AgentEpisode) -> Any:

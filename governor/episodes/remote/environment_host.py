@@ -79,8 +79,7 @@ class EnvironmentHost(ThreadHost):
         )
         self._blank = spaces.blank(self.observation_space)
         self._observed = spaces.observer(self.observation_space)
-        self._sent = int(spaces.is_composite(self.observation_space))
-        """Which one of value and encoding is sent."""
+        self._sends_encodings = spaces.is_composite(self.observation_space)
         self._received = spaces.receiver(self.action_space)
         self._copied = spaces.duplicator(self.action_space)
         self._want({})
@@ -173,13 +172,17 @@ class EnvironmentHost(ThreadHost):
     def _reset(self, slot: int, seed: int) -> tuple[Any, Any]:
         """The observation as it is sent, and the row of its info."""
         self._method = "reset"
-        *observed, row = first_observation(self._environments[slot], seed, self._observed, self._read)
-        return observed[self._sent], row
+        observation, encoded, row = first_observation(
+            self._environments[slot], seed, self._observed, self._read
+        )
+        return encoded if self._sends_encodings else observation, row
 
     def _step(self, slot: int, action: Any) -> tuple[Any, float, bool, bool, Any]:
         self._method = "step"
-        *observed, reward, terminated, truncated, row = self._steppers[slot](self._received(action))
-        return observed[self._sent], reward, terminated, truncated, row
+        if self._received is not None:
+            action = self._received(action)
+        observation, encoded, reward, terminated, truncated, row = self._steppers[slot](action)
+        return encoded if self._sends_encodings else observation, reward, terminated, truncated, row
 
     def _take(self, slot: int) -> Any:
         """What was reported for the episode of this slot since the last answer."""

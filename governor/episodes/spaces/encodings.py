@@ -72,15 +72,14 @@ def duplicator(spec: SpaceSpec) -> Convert | None:
     return lambda value: observe(value)[0]
 
 
-def sender(spec: SpaceSpec) -> Convert:
-    """A function from a value in the form of its space to what is sent: arrays are sent as such, values with parts encoded."""
-    encode = encoder(spec)
-    return _same if encode is None or is_array(spec) else encode
+def sender(spec: SpaceSpec) -> Convert | None:
+    """A function from a value in the form of its space to what is sent of it; None where that is the value itself."""
+    return encoder(spec) if is_composite(spec) else None
 
 
-def receiver(spec: SpaceSpec) -> Convert:
-    """Back again. What it returns raises ValueError or TypeError for what is not of this space."""
-    return decoder(spec) if is_composite(spec) else _same
+def receiver(spec: SpaceSpec) -> Convert | None:
+    """Back again. The function raises ValueError or TypeError for what is not of this space."""
+    return decoder(spec) if is_composite(spec) else None
 
 
 def blank(spec: SpaceSpec) -> Any:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -268,6 +269,14 @@ class TestEpisode:
         assert lines[6].startswith("terminated after 4 steps, return 4, ")
         assert max(map(len, lines)) <= 80
         assert list(trial.temporary.iterdir()) == []
+
+    def test_values_with_parts_are_on_one_line(self):
+        from governor.cli.trial.command import _in_a_line
+
+        view = np.zeros((2, 2), np.uint8)
+        assert _in_a_line({"view": view, "words": ("a\nb", 3, np.array([0.5, 1]), np.zeros((0, 2)))}) == (
+            "{view: uint8[2, 2], mean 0, words: (a\\nb, 3, [0.5 1], float64[0, 2])}"
+        )
 
     def test_an_evaluation_and_a_phase_in_process(self, trial):
         _, err = trial.governor("--phase", "train", "--episode", "20")

@@ -170,7 +170,8 @@ def test_rows_of_many_workers_keep_their_values(tmp_path, space, finalized):
 def sent(space, value):
     """As a recorder gets it."""
     spec = describe(space, role="x")
-    return sender(spec)(observer(spec)(value)[0])
+    value, encoded = observer(spec)(value)
+    return value if sender(spec) is None else encoded
 
 
 @pytest.mark.parametrize("flushes", [1, 7])

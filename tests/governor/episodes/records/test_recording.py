@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from governor.episodes import spaces, trajectories
+from governor.episodes.records import recording
 from governor.episodes.records.recording import ROWS, Columns
 from governor.errors import ConductorError
 from tests.support.full_disk import full_beyond
@@ -277,3 +278,18 @@ def test_a_step_that_is_added_during_a_flush_waits_for_the_next(tmp_path):
     made.flush()
     made.end(outcome="terminated")
     assert rows(tmp_path, "step", "observation") == [(0, 5), (1, 6), (2, 7)]
+
+
+def test_a_batch_of_steps_that_differ_in_size_has_rows_by_the_size_of_the_last_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(recording, "BYTES", 100_000)
+    made = recorder(tmp_path, made=columns(gym.Text(2000, min_length=0), gym.Discrete(2)))
+    assert made.most == recording.FIRST_ROWS
+    made.begin(episode=0, seed=0)
+    for _ in range(recording.FIRST_ROWS):
+        made.step("x" * 1000, 1, 0.0, False, False)
+    assert made.steps == []
+    assert 80 < made.most < 100
+    for _ in range(made.most):
+        made.step("", 1, 0.0, False, False)
+    assert made.most > 1000
+    made.close()
