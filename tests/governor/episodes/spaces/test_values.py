@@ -17,6 +17,9 @@ from governor.episodes.remote import wire
 from tests.support.nested_spaces import SPACES, on_record
 
 SEEDS = st.integers(0, 2**31 - 1)
+BESIDE_OTHERS = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=50
+)
 
 
 def same(one, other):
@@ -49,6 +52,7 @@ def over_the_wire(encoded):
     return wire.decode_answer(sent).action
 
 
+@BESIDE_OTHERS
 @given(SPACES)
 def test_a_space_is_built_as_it_was_described(space):
     spec = described(space)
@@ -58,6 +62,7 @@ def test_a_space_is_built_as_it_was_described(space):
     assert "\n" not in spaces.summary(spec)
 
 
+@BESIDE_OTHERS
 @given(SPACES, SEEDS)
 def test_a_value_comes_back_from_the_wire(space, seed):
     spec = described(space)
@@ -69,6 +74,7 @@ def test_a_value_comes_back_from_the_wire(space, seed):
         assert same(sent if receive is None else receive(sent), value)
 
 
+@BESIDE_OTHERS
 @given(SPACES, SEEDS)
 def test_an_encoding_is_the_value(space, seed):
     spec = described(space)
@@ -81,6 +87,7 @@ def test_an_encoding_is_the_value(space, seed):
         assert same(value if copied is None else copied(value), value)
 
 
+@BESIDE_OTHERS
 @given(SPACES, SEEDS)
 def test_a_batch_is_that_of_gymnasium_and_comes_apart_again(space, seed):
     spec = described(space)
@@ -113,7 +120,7 @@ def has_rows(space):
     )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@BESIDE_OTHERS
 @given(space=SPACES, seed=SEEDS)
 def test_a_column_has_the_values(tmp_path, space, seed):
     spec = described(space)
