@@ -101,7 +101,12 @@ class AgentConductor(Conductor):
                 session = session or await self._open_session(wanted)
             except ConductorError as error:
                 return control.Failed.of(error)
-        return control.Joined(session=session, endpoint=self.host.endpoint)
+        return control.Joined(
+            session=session,
+            endpoint=self.host.endpoint,
+            needs_info=self.host.needs_info,
+            hears_ends=self.host.hears_ends,
+        )
 
     async def _open_session(self, wanted: control.Join) -> str:
         """Opens a session in place of those that it supersedes; its name. Raises ConductorError."""
@@ -116,6 +121,8 @@ class AgentConductor(Conductor):
                 action=wanted.action_space,
                 old=[self._sessions[held].encode() for held in old],
                 max_staleness=wanted.max_staleness,
+                worker=wanted.worker,
+                workers=wanted.workers,
             )
         )
         for held in old:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from governor.episodes.transition import Transition
+from governor.episodes.transition import Episode, Transition
 
 if TYPE_CHECKING:
+    from governor.episodes.agents import Agent
+    from governor.episodes.rollouts import Rollout
     from governor.episodes.text.actor_pool import ActorHandle, ActorPool, http_endpoints, process_endpoints
     from governor.episodes.text.base_urls import (
         BaseURLProvider,
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 _HOMES: Final = {
     "ActorHandle": "text.actor_pool",
     "ActorPool": "text.actor_pool",
+    "Agent": "agents",
     "BaseURLProvider": "text.base_urls",
     "DataManager": "text.sessions",
     "EpisodeHandler": "text.episode_handler",
@@ -34,6 +37,7 @@ _HOMES: Final = {
     "Interactor": "text.interactor",
     "LLM": "text.llm",
     "NullEpisodeHandler": "text.episode_handler",
+    "Rollout": "rollouts",
     "SessionContext": "text.sessions",
     "SessionSuffixBaseURLProvider": "text.base_urls",
     "StaticBaseURLProvider": "text.base_urls",
@@ -45,12 +49,15 @@ __all__ = [
     "LLM",
     "ActorHandle",
     "ActorPool",
+    "Agent",
     "BaseURLProvider",
     "DataManager",
+    "Episode",
     "EpisodeHandler",
     "HttpClient",
     "Interactor",
     "NullEpisodeHandler",
+    "Rollout",
     "SessionContext",
     "SessionSuffixBaseURLProvider",
     "StaticBaseURLProvider",

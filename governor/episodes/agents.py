@@ -8,34 +8,78 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from governor.episodes import spaces
 from governor.episodes.context import with_context
-from governor.episodes.entries import Abandoned, load
+from governor.episodes.entries import load
 from governor.episodes.learned import Learned
 from governor.episodes.records import state_file
+from governor.episodes.rollouts import rollouts_of
 from governor.errors import ConductorError
 from governor.failures import reason_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from governor.episodes.context import Context
+    from governor.episodes.rollouts import Rollout
+    from governor.episodes.transition import Episode, Transition
 
 
 class Agent(Protocol):
-    """The protocol of an agent; `learn`, `act_many`, `metrics`, `state_dict`, `load_state_dict` and `weight_version` are optional.
+    """The protocol of an agent. Only `act` is needed; all others are optional, so a class of yours must not derive from this one.
 
-    `act(observation, explore=...)` gets one observation of the space's dtype and shape (int for Discrete) and returns one action,
-    likewise, without a batch axis. `act_many(observations, explore=...)` gets an array (batch, *shape of the space), int64 of shape
-    (batch,) for Discrete, else what `spaces.batches` tells, and returns `batch` actions in the same order: an array (batch, *shape)
-    or a sequence; of a Dict or Tuple such a batch, or a list.
-    `learn(transition)` gets one `Transition`; `metrics()` returns numbers by name, at the end of each training episode;
-    `state_dict()` returns a dict, which `load_state_dict` gets.
+    Observations and actions have the dtype and shape of their space, without a batch axis: int for Discrete. `act`, `act_many` and
+    `learn` are passed `worker` and `player` if they have parameters of these names: the stream of steps as of
+    `Transition.worker`, in `act_many` an int64 array of shape (batch,), and the name of the player, where there are several.
+    No two of its methods run at the same time.
+
+    `needs_info`: transitions have the environment's info. `rollout_steps` is n of `learn_batch`. `streams` is ``"one"`` for an agent
+    that cannot learn from several workers, ``"any"`` for one that can. `weight_version`: the version of its weights, where it counts
+    that itself.
     """
 
-    def act(self, observation: Any, *, explore: bool) -> Any: ...
+    needs_info: bool
+    rollout_steps: int
+    streams: str
+    weight_version: int
+
+    def act(self, observation: Any, *, explore: bool) -> Any:
+        """The action for one observation; or the action and `extras`, a dict that its transition has. Extras are neither copied nor
+        sent nor recorded.
+        """
+
+    def act_many(self, observations: Any, *, explore: bool) -> Any:
+        """For observations of shape (batch, *shape of the space), int64 of shape (batch,) for Discrete, else what `spaces.batches` tells, as
+        many actions in that order: an array (batch, *shape) or a sequence, of a Dict or Tuple such a batch or a list; or these and
+        their extras, a list of dicts or a dict of arrays with a row for each.
+        """
+
+    def begin(self, episode: Episode) -> None:
+        """Before the first action of each episode, also of those that nothing is learned from."""
+
+    def reset_states(self, worker: int) -> None:
+        """After `begin`: what a recurrent agent remembers of this worker's last episode does not count for the next one."""
+
+    def learn(self, transition: Transition) -> None:
+        """After each step of a training episode."""
+
+    def learn_batch(self, rollout: Rollout) -> None:
+        """When `rollout_steps` steps of each worker are there (`rollouts`)."""
+
+    def end(self, episode: Episode) -> None:
+        """After `begin`, once, with the outcome: of a training episode when all of it is learned, before its state is saved; of any other
+        before the next one of this worker or at the end of the phase.
+        """
+
+    def metrics(self) -> Mapping[str, float]:
+        """Numbers by name, at the end of each training episode."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that was learned (`records.state_file`)."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """What `state_dict` has returned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +95,7 @@ class AgentSource:
     first_state: str | None = None
     context: Context | None = None
 
-    def make(self, observation: spaces.SpaceSpec, action: spaces.SpaceSpec) -> Agent:
+    def make(self, observation: spaces.SpaceSpec, action: spaces.SpaceSpec) -> Any:
         factory = load(self.entry)
         try:
             agent = factory(
@@ -76,48 +120,13 @@ class AgentSource:
                 raise ConductorError(
                     reason_of(error).within(f"agent {self.entry!r}: load_state_dict")
                 ) from error
-        made: Agent = agent
-        return made
+        return agent
 
     def build(self, observation: spaces.SpaceSpec, action: spaces.SpaceSpec) -> Learned:
         """The agent that learns."""
         agent = self.make(observation, action)
+        rollouts = rollouts_of(agent, (observation, action), entry=self.entry)
         try:
-            return Learned(agent, self.state_path, given=self.first_state)
+            return Learned(agent, self.state_path, given=self.first_state, rollouts=rollouts)
         except Exception as error:
             raise ConductorError(reason_of(error).within(f"agent {self.entry!r}: weight_version")) from error
-
-
-def act_many(  # `observations` and `rows` are all that differs from call to call
-    agent: Any,
-    space: spaces.SpaceSpec,
-    conform: spaces.Conformer,
-    observations: Any,
-    rows: int,
-    *,
-    explore: bool,
-) -> list[Any]:
-    """For each observation a copy of the action, because the agent may reuse its array, or the exception of that row. `space` is that
-    of actions.
-    """
-    try:
-        actions = agent.act_many(observations, explore=explore)
-        if isinstance(space, spaces.Dict | spaces.Tuple) and not isinstance(actions, list):
-            actions = spaces.unstack(space, actions)
-        if len(actions) != rows:
-            raise ValueError(f"{len(actions)} actions for {rows} observations")  # noqa: TRY301  # one handler for a fault of all rows
-    except Abandoned:
-        raise
-    except BaseException as error:  # noqa: BLE001  # user code: any error is the fault of each episode
-        return [error] * rows
-    if type(actions) is np.ndarray and actions.ndim == 1:
-        actions = actions.tolist()
-    found: list[Any] = []
-    for action in actions:
-        try:
-            found.append(conform(action))
-        except Abandoned:
-            raise
-        except BaseException as error:  # noqa: BLE001  # likewise, of this one
-            found.append(error)
-    return found

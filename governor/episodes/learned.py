@@ -1,12 +1,13 @@
 """What an agent has learned: the version of its weights, and the file with its state.
 
 Rules:
-1. A version is the number of calls of `learn`, in all processes of the agent and of the one that made its first state. An
+1. A version is the number of calls of `learn` and `learn_batch`, in all processes of the agent and of the one that made its first state. An
    agent with an attribute `weight_version`, a whole number, counts versions itself.
 2. At the end of an episode in train mode the state is written, unless the last write took more than one part in `SPARING`
    of the time since: then a later end writes it. A written state survives this process; it is also synced, at most once in
    `SYNC_SECONDS` and by `save`. Saving states that are soon overwritten would cost short episodes half their time.
 3. The first state that is written is read back: a state that cannot be loaded is reported then, not after a crash.
+4. Steps that wait for their rollout are not in the state.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
+from governor.episodes.agent_calls import optional_parameters
 from governor.episodes.records import state_file
 from governor.errors import ConductorError
 
@@ -22,19 +24,29 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from governor.episodes.transition import Transition
+    from governor.episodes.rollouts import Rollouts
+    from governor.episodes.transition import Episode, Transition
 
 SPARING: Final = 50
 SYNC_SECONDS: Final = 1.0
 
 
 class Learned:
-    """Of one agent, for the object that holds it. `learn` is None for an agent without `learn`."""
+    """Of one agent, for the object that holds it. `learn` is None for an agent that does not learn; `where` is the method's name, for
+    faults. `rollouts` are those of an agent with `learn_batch`.
+    """
 
-    def __init__(self, agent: Any, path: Path, *, given: str | None = None) -> None:
+    def __init__(
+        self, agent: Any, path: Path, *, given: str | None = None, rollouts: Rollouts | None = None
+    ) -> None:
         """`agent` has the state of `path`, else of the file `given`. Raises what its `weight_version` raises."""
-        self.learn = self._learn if getattr(agent, "learn", None) is not None else None
+        self._by_step = getattr(agent, "learn", None) is not None
+        self.where = "agent.learn" if self._by_step or rollouts is None else "agent.learn_batch"
+        self.learn = self._learn if self._by_step or rollouts is not None else None
         self.agent = agent
+        self.has_rollouts = rollouts is not None
+        self._rollouts = rollouts
+        self._options = optional_parameters(agent, "learn")
         self._path = path
         metrics = getattr(agent, "metrics", None)
         self._metrics: Callable[[], Any] | None = metrics if callable(metrics) else None
@@ -73,13 +85,26 @@ class Learned:
             raise ConductorError(f"{name} has no state_dict")
         self._write(path, self._state_dict(), sync=True)
 
-    def _learn(self, transition: Transition, player: str | None = None) -> None:
-        """`player` is passed to an agent whose `learn` has that parameter."""
-        if player is None:
-            self.agent.learn(transition)
-        else:
-            self.agent.learn(transition, player=player)
-        self.version = int(self.agent.weight_version) if self._has_version else self.version + 1
+    def begin(self, episode: Episode) -> None:
+        """Of each training episode, before it is learned."""
+        if self._rollouts is not None:
+            self._rollouts.begin(episode)
+
+    def _learn(self, transition: Transition) -> None:
+        if self._by_step:
+            if self._options:
+                self.agent.learn(transition, **self._options_of(transition))
+            else:
+                self.agent.learn(transition)
+            self.version = int(self.agent.weight_version) if self._has_version else self.version + 1
+        if self._rollouts is not None and (rollout := self._rollouts.add(transition)) is not None:
+            self.agent.learn_batch(rollout)
+            self.version = int(self.agent.weight_version) if self._has_version else self.version + 1
+
+    def _options_of(self, transition: Transition) -> dict[str, Any]:
+        """`player` only where there are several."""
+        names = self._options if transition.player else self._options - {"player"}
+        return {name: getattr(transition, name) for name in names}
 
     def _save_state(self, *, sync: bool) -> None:
         if self._state_dict is None:

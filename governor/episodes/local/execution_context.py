@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 RESET: Final = "environment.reset"
 STEP: Final = "environment.step"
+BEGIN: Final = "agent.begin"
 ACT: Final = "agent.act"
-LEARN: Final = "agent.learn"
+END: Final = "agent.end"
 METRICS: Final = "agent.metrics"
 SAVE: Final = "agent.state_dict"
 BUILD: Final = "environment.__init__"

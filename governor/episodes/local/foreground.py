@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from governor.episodes.context import Context, reports
-from governor.episodes.local import local_agent
+from governor.episodes.local import local_agent, notices
 from governor.episodes.local.execution_context import SAVE, ExecutionContext, current_episodes
 from governor.episodes.local.one_episode import OneEpisode
 from governor.episodes.local.parallel import ParallelWorker
@@ -162,7 +162,8 @@ class _Worker(LocalEpisodeWorker):
         trains = self._simulation.trains(slot.context.index or 0)
         outcome = yield from self._steps(slot, seed, deadline, explore=trains)
         if outcome in COMPLETE and trains:
-            self._end_training_episode(slot.context)
+            self._end_training_episode(slot, outcome)
+        notices.end(slot, outcome)
         return outcome, ""
 
     def _close(self, slot: LocalSlot) -> None:

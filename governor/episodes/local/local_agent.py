@@ -9,27 +9,29 @@ Rules:
 
 from __future__ import annotations
 
-import inspect
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from governor.episodes import agents, spaces
+from governor.episodes import spaces
+from governor.episodes.agent_calls import AgentCalls
 from governor.episodes.agents import AgentSource
 from governor.episodes.records import state_file
 from governor.episodes.rules.seeds import agent_seed
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from governor.episodes.agents import Agent
+    from governor.episodes.agent_calls import Acted
     from governor.episodes.context import Context
     from governor.episodes.learned import Learned
-    from governor.episodes.spaces import Conformer, SpaceSpec
-    from governor.episodes.transition import Transition
+    from governor.episodes.spaces import SpaceSpec
+    from governor.episodes.transition import Episode, Transition
     from governor.messages import Made, StartSimulation
+
+T = TypeVar("T")
 
 
 class ActedWeights:
@@ -40,14 +42,19 @@ class ActedWeights:
 
 class Calls(NamedTuple):
     """The methods of the agent for one worker; None for a method that it lacks. Actions are copies in the dtype and shape of their
-    space. `act` takes one observation; it raises ValueError and what the agent raises. `act_many` takes the batch of several
-    (`spaces.stack`) and their number, and returns one item for each row: an action, or the exception of that row.
+    space. `act` takes one observation and returns the action and its extras; it raises ValueError and what the agent raises.
+    `act_many` takes the batch of several (`spaces.stack`) and the worker of each row, and returns one item for each row: as `act`, or
+    the exception of that row. `begin` and `end` take an episode; None if the agent does not want to know. `learns_in` is the method
+    that learns, for faults.
     """
 
-    act: Callable[[Any], Any]
+    act: Callable[[Any], Acted]
     learn: Callable[[Transition], Any] | None
-    act_many: Callable[[Any, int], list[Any]] | None
+    act_many: Callable[[Any, Sequence[int]], list[Acted | BaseException]] | None
     weights: Learned | ActedWeights
+    begin: Callable[[Episode], Any] | None
+    end: Callable[[Episode], Any] | None
+    learns_in: str
 
 
 class LocalAgent:
@@ -71,8 +78,7 @@ class LocalAgent:
         self._spaces: tuple[SpaceSpec, SpaceSpec]
         self._learned: Learned | None = None
         """The agent, if it is built."""
-        self._player_methods: frozenset[str] = frozenset()
-        self._conform: Conformer
+        self._calls: AgentCalls
         self._lock = threading.Lock()
 
     def join(self, number: int, observation: SpaceSpec, action: SpaceSpec) -> None:
@@ -85,44 +91,47 @@ class LocalAgent:
                     return
                 self._learned = self._source.build(observation, action)
                 self._spaces = (observation, action)
-                self._player_methods = frozenset(
-                    name for name in ("act", "learn") if _accepts_player(self._learned.agent, name)
-                )
-                self._conform = spaces.copier(action)
+                self._calls = AgentCalls(self._learned.agent, action)
                 self.builds += 1
             finally:
                 self.holder = None
 
-    def calls(self, number: int, *, alone: bool, explore: bool = True, player: str | None = None) -> Calls:
-        """The methods for worker `number`, valid for one of the agent's `builds`. A worker that does not explore does not learn.
-        `player` is passed to an agent whose methods have that parameter.
+    @property
+    def needs_info(self) -> bool:
+        """Whether its transitions have the environment's info; of an agent that a worker has joined."""
+        return self._calls.needs_info
+
+    def calls(
+        self, number: int, *, alone: bool, explore: bool = True, worker: int = 0, player: str = ""
+    ) -> Calls:
+        """The methods for worker `number` and its stream of steps `worker`, valid for one of the agent's `builds`. A worker that does
+        not explore does not learn.
         """
         learned = self._learned
         if learned is None:
             raise ConductorError(f"no worker has joined agent {self.name}")
-        agent = learned.agent
-        player_argument = {} if player is None else {"player": player}
-        act = _conforming(
-            agent,
-            self._conform,
-            explore=explore,
-            player_argument=player_argument if "act" in self._player_methods else {},
-        )
-        learn: Callable[..., Any] | None = learned.learn if explore else None
-        if learn is not None and player_argument and "learn" in self._player_methods:
-            learn = partial(learn, **player_argument)
-        act_many = None
-        if getattr(agent, "act_many", None) is not None:
-            act_many = partial(agents.act_many, agent, self._spaces[1], self._conform, explore=explore)
-        if alone:
-            return Calls(act, learn, act_many, learned)
-        weights = ActedWeights()
-        return Calls(
-            self._with_lock(act, number, weights),
-            None if learn is None else self._with_lock(learn, number),
-            None if act_many is None else self._with_lock(act_many, number, weights),
-            weights,
-        )
+        made = self._calls
+        act = made.act_of(explore=explore, worker=worker, player=player)
+        learn = learned.learn if explore else None
+        act_many: Callable[..., list[Acted | BaseException]] | None = None
+        if made.has_act_many:
+            act_many = partial(made.act_many, explore=explore)
+        begin = self._begin if made.hears or learned.has_rollouts else None
+        end = made.end if made.hears_ends else None
+        weights: Learned | ActedWeights = learned
+        if not alone:
+            weights = ActedWeights()
+            act = self._with_lock(act, number, weights)
+            learn = learn and self._with_lock(learn, number)
+            act_many = act_many and self._with_lock(act_many, number, weights)
+            begin = begin and self._with_lock(begin, number)
+            end = end and self._with_lock(end, number)
+        return Calls(act, learn, act_many, weights, begin, end, learned.where)
+
+    def _begin(self, episode: Episode) -> None:
+        if self._learned is not None and episode.explore:
+            self._learned.begin(episode)
+        self._calls.begin(episode)
 
     def metrics(self) -> dict[Any, Any]:
         """As `Learned.metrics`."""
@@ -165,11 +174,11 @@ class LocalAgent:
             return True
 
     def _with_lock(
-        self, call: Callable[..., Any], number: int, weights: ActedWeights | None = None
-    ) -> Callable[..., Any]:
+        self, call: Callable[..., T], number: int, weights: ActedWeights | None = None
+    ) -> Callable[..., T]:
         lock, learned = self._lock, self._learned
 
-        def locked_call(*arguments: Any) -> Any:
+        def locked_call(*arguments: Any) -> T:
             with lock:
                 self.holder = number
                 try:
@@ -201,24 +210,3 @@ def of_phase(
         )
         for name, made in zip(command.agents, command.made_agents, strict=True)
     }
-
-
-def _accepts_player(agent: Any, name: str) -> bool:
-    """Whether its method `name` has a parameter `player`."""
-    call = getattr(agent, name, None)
-    try:
-        return call is not None and "player" in inspect.signature(call).parameters
-    except (TypeError, ValueError):  # a function that is not written in Python
-        return False
-
-
-def _conforming(
-    agent: Agent, conform: Conformer, *, explore: bool, player_argument: dict[str, str]
-) -> Callable[[Any], Any]:
-    def act(observation: Any) -> Any:
-        return conform(agent.act(observation, explore=explore))
-
-    def act_as(observation: Any) -> Any:
-        return conform(agent.act(observation, explore=explore, **player_argument))
-
-    return act_as if player_argument else act

@@ -11,7 +11,7 @@ Rules:
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,9 +19,11 @@ from governor.episodes import spaces
 from governor.episodes.conforming import finite_reward, flag
 from governor.episodes.entries import make_environment
 from governor.episodes.info import InfoFigures, columns_of, reader_of
-from governor.episodes.local.execution_context import ACT, BUILD, JOIN, LEARN, METRICS, SAVE, STEP
+from governor.episodes.local import notices
+from governor.episodes.local.execution_context import ACT, BUILD, JOIN, METRICS, SAVE, STEP
 from governor.episodes.local.stepping import EpisodeSource, LocalEpisodeWorker, NotRecorded
-from governor.episodes.transition import Transition
+from governor.episodes.step_info import plain_info
+from governor.episodes.transition import NO_INFO, Transition
 from governor.errors import ConductorError
 from governor.failures import one_line, reason_of
 
@@ -55,13 +57,17 @@ class _Player:
 
 @dataclass(slots=True, kw_only=True)
 class _Turn:
-    """One step of a player: what it saw, as value and encoded for the recorder, what it did, and what came of it."""
+    """One step of a player: what it saw, as value and encoded for the recorder, what it did, and what came of it. `extras` and `info` are
+    as of `Transition`.
+    """
 
     player: _Player
     observation: Any
     encoded: Any
     action: Any
     version: int
+    extras: Mapping[str, Any]
+    info: Mapping[str, Any] = field(default_factory=lambda: NO_INFO)
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
@@ -170,7 +176,8 @@ class ParallelWorker(LocalEpisodeWorker):
 
     # -- one episode ----------------------------------------------------------------------------------------
 
-    def _end_training_episode(self, context: ExecutionContext) -> None:  # noqa: ARG002  # its only one
+    def _end_training_episode(self, slot: LocalSlot, outcome: EpisodeOutcome) -> None:
+        notices.end(slot, outcome)
         for name, agent in self._agents.items():
             self._enter_agent(name, METRICS)
             found = agent.metrics()
@@ -197,6 +204,7 @@ class ParallelWorker(LocalEpisodeWorker):
         seen, infos = self._reset_players(environment, seed)
         if context.info is not None and slot.read is not None:
             context.info.begin(slot.read(infos))
+        self._begin_agents(slot, calls, seed=seed, explore=explore)
         context.values = dict.fromkeys(seen, 0.0)
         while True:
             turns = [self._act(calls[name], self._players[name], *seen[name]) for name in seen]
@@ -224,7 +232,7 @@ class ParallelWorker(LocalEpisodeWorker):
             if not over and simulation.stopping:
                 return "cancelled"
             for turn in turns:
-                self._learn(turn, calls[turn.player.name], following[turn.player.name][0])
+                self._learn(turn, calls[turn.player.name], following[turn.player.name][0], seed=seed)
             if over:
                 return "terminated" if all_terminated else "truncated"
 
@@ -232,9 +240,18 @@ class ParallelWorker(LocalEpisodeWorker):
         """By player."""
         alone = self._simulation.command.workers == 1
         return {
-            name: player.agent.calls(self._number, alone=alone, explore=explore, player=name)
+            name: player.agent.calls(
+                self._number, alone=alone, explore=explore, worker=self._number, player=name
+            )
             for name, player in self._players.items()
         }
+
+    def _begin_agents(self, slot: LocalSlot, calls: Mapping[str, Calls], *, seed: int, explore: bool) -> None:
+        """Tells each agent once, whomever it plays."""
+        agents = {player.agent.name: calls[name] for name, player in self._players.items()}
+        if any(found.begin is not None for found in agents.values()):
+            workers = self._simulation.command.workers
+            notices.begin(slot, agents, seed=seed, workers=workers, explore=explore)
 
     def _reset_players(self, environment: Any, seed: int) -> tuple[dict[str, tuple[Any, Any]], Any]:
         """The observation of each player, with its encoding for the recorder, and the infos. Raises ValueError and what the environment raises."""
@@ -250,12 +267,14 @@ class ParallelWorker(LocalEpisodeWorker):
 
     def _act(self, calls: Calls, player: _Player, observation: Any, encoded: Any) -> _Turn:
         self._enter_agent(player.agent.name, f"{ACT} of {player.name}")
+        action, extras = calls.act(observation)
         return _Turn(
             player=player,
             observation=observation,
             encoded=encoded,
-            action=calls.act(observation),
+            action=action,
             version=calls.weights.version,
+            extras=extras,
         )
 
     def _step_with(
@@ -291,6 +310,8 @@ class ParallelWorker(LocalEpisodeWorker):
         observed = self._observed_by(dict.fromkeys([*acted, *live]), observations)
         for turn in turns:
             turn.reward = _reward(turn.player.name, _of(rewards, turn.player.name, "reward"))
+            if turn.player.agent.needs_info:
+                turn.info = plain_info(infos.get(turn.player.name) if isinstance(infos, dict) else None)
         return observed, infos
 
     def _observed_by(self, names: Iterable[str], observations: Any) -> dict[str, tuple[Any, Any]]:
@@ -306,9 +327,10 @@ class ParallelWorker(LocalEpisodeWorker):
                 raise spaces.named(f"player {name!r}: observation", error) from None
         return found
 
-    def _learn(self, turn: _Turn, calls: Calls, following: Any) -> None:
+    def _learn(self, turn: _Turn, calls: Calls, following: Any, *, seed: int) -> None:
         if calls.learn is not None:
-            self._enter_agent(turn.player.agent.name, f"{LEARN} of {turn.player.name}")
+            context = self._context
+            self._enter_agent(turn.player.agent.name, f"{calls.learns_in} of {turn.player.name}")
             calls.learn(
                 Transition(
                     observation=turn.observation,
@@ -317,6 +339,13 @@ class ParallelWorker(LocalEpisodeWorker):
                     next_observation=following,
                     terminated=turn.terminated,
                     truncated=turn.truncated,
+                    episode=context.index,
+                    worker=context.number,
+                    step=context.steps - 1,
+                    seed=seed,
+                    player=turn.player.name,
+                    info=turn.info,
+                    extras=turn.extras,
                 )
             )
 

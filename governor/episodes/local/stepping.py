@@ -25,13 +25,12 @@ from governor.episodes.conforming import first_observation, stepper
 from governor.episodes.context import reports
 from governor.episodes.entries import make_environment
 from governor.episodes.info import InfoFigures, columns_of, reader_of
-from governor.episodes.local import vector
+from governor.episodes.local import notices, vector
 from governor.episodes.local.execution_context import (
     ACT,
     BUILD,
     CLOSE,
     JOIN,
-    LEARN,
     METRICS,
     RESET,
     SAVE,
@@ -39,13 +38,14 @@ from governor.episodes.local.execution_context import (
 )
 from governor.episodes.records.reports import EpisodeReports, EpisodeSink
 from governor.episodes.simulation import Paused
-from governor.episodes.transition import Transition
+from governor.episodes.step_info import with_info
+from governor.episodes.transition import NO_INFO, Transition
 from governor.errors import ConductorError
 from governor.failures import one_line, reason_of
 from governor.messages import COMPLETE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from governor.episodes.conforming import Stepper
     from governor.episodes.context import Context
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from governor.episodes.local.local_agent import Calls, LocalAgent
     from governor.episodes.records.recording import StepRecorder
     from governor.episodes.spaces import SpaceSpec
+    from governor.episodes.transition import Episode
     from governor.messages import EpisodeOutcome, Made, StartSimulation
 
 UNACKNOWLEDGED: Final = 256
@@ -62,9 +63,9 @@ REPORT_DELAY_SECONDS: Final = (0.03, 0.1)
 CLOSE_SECONDS: Final = 5.0
 """How long the `close` of an environment may take."""
 
-Episode: TypeAlias = Generator[tuple[Any, Any], Any, tuple["EpisodeOutcome", str]]
+Playing: TypeAlias = Generator[tuple[Any, Any], Any, tuple["EpisodeOutcome", str]]
 """An episode that is played; its result is the outcome and the reason. In a vector it yields each observation, also as it is
-recorded, and is sent the action, the version of the weights and the agent's `learn`; or the agent's error is thrown into it.
+recorded, and is sent the action, the version of the weights, the agent's `learn` and the extras; or the agent's error is thrown into it.
 """
 
 log = logs.get_logger()
@@ -104,6 +105,7 @@ class EpisodeSource(EpisodeSink, Protocol):
 class LocalSlot:
     """One environment and its current episode. `resets` are those of the part when it was built; `observation` and `encoded`, as
     it is recorded, are the last ones of an episode that waits for its action. `read` makes the row of an info, where one is wanted.
+    `calls` are of the agent's build and for exploration or not, as `calls_of` says; `begun` is the episode that agents were told of.
     """
 
     context: ExecutionContext
@@ -111,10 +113,13 @@ class LocalSlot:
     step: Stepper = field(init=False)
     recorder: StepRecorder = field(init=False)
     resets: int = 0
-    episode: Episode = field(init=False)
+    episode: Playing = field(init=False)
     observation: Any = None
     encoded: Any = None
     read: Callable[[Any], Row] | None = None
+    calls: Calls = field(init=False)
+    calls_of: tuple[int, bool] | None = None
+    begun: tuple[Episode, Mapping[str, Calls]] | None = None
 
 
 class LocalEpisodeWorker:
@@ -137,8 +142,6 @@ class LocalEpisodeWorker:
         self._agent = agent
         self._made = made
         self._user_context = user_context
-        self._calls: Calls | None = None
-        self._calls_of: tuple[int, bool] | None = None
         linger = min(REPORT_DELAY_SECONDS[0] * simulation.command.workers, REPORT_DELAY_SECONDS[1])
         self.reports = EpisodeReports(simulation, linger=linger, most=UNACKNOWLEDGED)
 
@@ -224,17 +227,20 @@ class LocalEpisodeWorker:
         wanted = self._simulation.command.info
         slot.read = reader_of(wanted)
         context.info = InfoFigures(wanted, columns_of(wanted)) if wanted else None
-        slot.step = stepper(environment, self._observed, copied=spaces.duplicator(action), read=slot.read)
+        self._needs_info = self._agent.needs_info
+        read = with_info(slot.read) if self._needs_info else slot.read
+        slot.step = stepper(environment, self._observed, copied=spaces.duplicator(action), read=read)
         slot.recorder = self._simulation.recorder(context.number, self._observation, action)
 
-    def _calls_for(self, *, explore: bool) -> Calls:
+    def _calls_for(self, slot: LocalSlot, *, explore: bool) -> Calls:
         """Cached calls; evaluation episodes need others than training episodes."""
         key = self._agent.builds, explore
-        if self._calls is None or self._calls_of != key:
+        if slot.calls_of != key:
             alone = self._simulation.command.workers == 1
-            self._calls = self._agent.calls(self._number, alone=alone, explore=explore)
-            self._calls_of = key
-        return self._calls
+            worker = slot.context.number
+            slot.calls = self._agent.calls(self._number, alone=alone, explore=explore, worker=worker)
+            slot.calls_of = key
+        return slot.calls
 
     # -- one episode ----------------------------------------------------------------------------------------
 
@@ -264,9 +270,8 @@ class LocalEpisodeWorker:
 
     def _play_round(self, active: list[LocalSlot]) -> list[LocalSlot]:
         """One step of all; the slots whose episode is over."""
-        calls = self._calls_for(explore=self._simulation.trains(active[0].context.index))
         ended = []
-        for slot, chosen in zip(active, vector.choose(calls, active, self._observation), strict=True):
+        for slot, chosen in zip(active, vector.choose(active, self._observation), strict=True):
             try:
                 if isinstance(chosen[0], BaseException):
                     slot.context.where = ACT
@@ -278,24 +283,29 @@ class LocalEpisodeWorker:
                 ended.append(slot)
         return ended
 
-    def _play(self, slot: LocalSlot, seed: int, deadline: float) -> Episode:
-        context = slot.context
+    def _play(self, slot: LocalSlot, seed: int, deadline: float) -> Playing:
+        context, reason = slot.context, ""
+        outcome: EpisodeOutcome = "failed"
         try:
             trains = self._simulation.trains(context.index)
             outcome = yield from self._steps(slot, seed, deadline, explore=trains)
             if outcome in COMPLETE and trains:
-                self._end_training_episode(context)
+                self._end_training_episode(slot, outcome)
         except NotRecorded as error:
-            return "failed", f"cannot record its steps: {error}"
+            outcome, reason = "failed", f"cannot record its steps: {error}"
         except BaseException as error:  # noqa: BLE001  # user code: any error is this episode's fault
-            return "failed", reason_of(_raised(error)).within(context.where)
+            outcome, reason = "failed", reason_of(_raised(error)).within(context.where)
+        if slot.begun is not None:
+            notices.end_without_effect(slot, outcome)
         if outcome in COMPLETE and monotonic() >= deadline:
             outcome = "timed_out"
         timeout = self._simulation.command.episode_timeout
-        return outcome, f"longer than {timeout:g} s" if outcome == "timed_out" else ""
+        return outcome, f"longer than {timeout:g} s" if outcome == "timed_out" else reason
 
-    def _end_training_episode(self, context: ExecutionContext) -> None:
+    def _end_training_episode(self, slot: LocalSlot, outcome: EpisodeOutcome) -> None:
         """Tells the agent that a training episode has ended."""
+        notices.end(slot, outcome)
+        context = slot.context
         context.where = METRICS
         self._report(self._agent.metrics())
         context.where = SAVE
@@ -315,32 +325,39 @@ class LocalEpisodeWorker:
             figures.begin(row)
         return observation, encoded
 
-    def _steps(  # noqa: C901, PLR0912  # each is a step's own
+    def _steps(  # noqa: C901, PLR0912, PLR0915  # each is a step's own
         self, slot: LocalSlot, seed: int, deadline: float, *, explore: bool
     ) -> Generator[tuple[Any, Any], Any, EpisodeOutcome]:
         """It appends to the recorder itself: one more call is a hundredth of a step."""
         simulation, context, recorder, encode = self._simulation, slot.context, slot.recorder, self._encode
         command, alone = simulation.command, self._alone
-        act, learn, _, weights = self._calls_for(explore=explore)
-        step = slot.step
+        calls = self._calls_for(slot, explore=explore)
+        act, learn, weights = calls.act, calls.learn, calls.weights
+        step, informed, info = slot.step, self._needs_info, NO_INFO
+        worker, index = context.number, context.index
         rows, most = recorder.steps, recorder.most
         limit = command.max_steps or sys.maxsize
         now = monotonic
         value, steps = 0.0, 0
         figures = context.info
         observation, encoded = self._reset(slot, seed)
+        if calls.begin is not None:
+            workers = command.workers * len(self._slots)
+            notices.begin(slot, {self._agent.name: calls}, seed=seed, workers=workers, explore=explore)
         while True:
             if alone:
                 context.where = ACT
-                action = act(observation)
+                action, extras = act(observation)
                 version = weights.version
             else:
                 context.where = ""
-                action, version, learn = yield observation, encoded
+                action, version, learn, extras = yield observation, encoded
             context.where = STEP
             following, next_encoded, reward, terminated, truncated, row = step(action)
             if now() >= deadline:
                 return "timed_out"
+            if informed:
+                row, info = row
             context.value = value = value + reward
             context.steps = steps = steps + 1
             if steps >= limit:
@@ -360,7 +377,7 @@ class LocalEpisodeWorker:
             if not over and simulation.stopping:
                 return "cancelled"
             if learn is not None:
-                context.where = LEARN
+                context.where = calls.learns_in
                 learn(
                     Transition(
                         observation=observation,
@@ -369,6 +386,12 @@ class LocalEpisodeWorker:
                         next_observation=following,
                         terminated=terminated,
                         truncated=truncated,
+                        episode=index,
+                        worker=worker,
+                        step=steps - 1,
+                        seed=seed,
+                        info=info,
+                        extras=extras,
                     )
                 )
             if over:

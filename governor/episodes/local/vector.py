@@ -16,19 +16,20 @@ import numpy as np
 
 from governor.episodes.local.execution_context import ACT
 from governor.episodes.spaces import is_array, stack, storage
+from governor.episodes.transition import NO_EXTRAS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from governor.episodes.local.local_agent import Calls
     from governor.episodes.local.stepping import LocalSlot
     from governor.episodes.spaces import SpaceSpec
 
 
-def choose(calls: Calls, slots: Sequence[LocalSlot], observed: SpaceSpec) -> list[tuple[Any, ...]]:
-    """For each slot the action, or its fault, the version of the weights, and the agent's `learn`."""
+def choose(slots: Sequence[LocalSlot], observed: SpaceSpec) -> list[tuple[Any, ...]]:
+    """For each slot the action, or its fault, the version of the weights, the agent's `learn`, and the extras of the action."""
+    calls = slots[0].calls
     if calls.act_many is None:
-        return [_act(calls, slot) for slot in slots]
+        return [_act(slot) for slot in slots]
     if is_array(observed):  # what `stack` makes of their arrays, in a fifth of the time
         dtype, shape = storage(observed)
         data = bytearray(b"".join([slot.encoded for slot in slots]))
@@ -37,19 +38,25 @@ def choose(calls: Calls, slots: Sequence[LocalSlot], observed: SpaceSpec) -> lis
         observations = stack(observed, [slot.observation for slot in slots])
     for slot in slots:
         slot.context.where = ACT
-    actions = calls.act_many(observations, len(slots))
+    found = calls.act_many(observations, [slot.context.number for slot in slots])
     for slot in slots:
         slot.context.where = ""
     version, learn = calls.weights.version, calls.learn
-    return [(action, version, learn) for action in actions]
+    return [
+        (acted, 0, None, NO_EXTRAS)
+        if isinstance(acted, BaseException)
+        else (acted[0], version, learn, acted[1])
+        for acted in found
+    ]
 
 
-def _act(calls: Calls, slot: LocalSlot) -> tuple[Any, ...]:
-    context = slot.context
+def _act(slot: LocalSlot) -> tuple[Any, ...]:
+    context, calls = slot.context, slot.calls
     context.where = ACT
     try:
-        return calls.act(slot.observation), calls.weights.version, calls.learn
+        action, extras = calls.act(slot.observation)
     except BaseException as error:  # noqa: BLE001  # user code: any error is this episode's fault
-        return error, 0, None
+        return error, 0, None, NO_EXTRAS
     finally:
         context.where = ""
+    return action, calls.weights.version, calls.learn, extras

@@ -14,7 +14,8 @@ from governor.episodes.context import reports
 from governor.episodes.entries import Abandoned, load
 from governor.episodes.records import state_file
 from governor.episodes.remote import wire
-from governor.episodes.remote.agent_runtime import AgentEpisode, AgentRuntime
+from governor.episodes.remote.agent_episode import AgentEpisode
+from governor.episodes.remote.agent_runtime import AgentRuntime
 from governor.episodes.remote.agent_session import AgentSession
 from governor.episodes.remote.thread_host import ThreadHost
 from governor.errors import ConductorError
@@ -53,6 +54,15 @@ class AgentHost(ThreadHost):
         learning = runtime.learning
         return learning if learning is not None and learning.session == session else None
 
+    @property
+    def needs_info(self) -> bool:
+        """As of `control.Joined`, once there is a session; so is `hears_ends`. For any thread."""
+        return self._runtime is not None and self._runtime.calls.needs_info
+
+    @property
+    def hears_ends(self) -> bool:
+        return self._runtime is not None and self._runtime.calls.hears_ends
+
     # -- called through `run_in_thread` -----------------------------------------------------------------
 
     def open_session(
@@ -63,8 +73,12 @@ class AgentHost(ThreadHost):
         action: spaces.SpaceSpec,
         old: Sequence[bytes],
         max_staleness: int = 0,
+        worker: int = 0,
+        workers: int = 1,
     ) -> None:
-        """Opens a session, which replaces `old`; builds the agent if there is none. Raises ConductorError with one line."""
+        """Opens a session of a worker of a phase with so many, which replaces `old`; builds the agent if there is none. Raises
+        ConductorError with one line.
+        """
         runtime, given = self._runtime, (observation, action)
         if runtime is None:
             runtime = AgentRuntime(self._source, spaces=given, name=self.name, reply=self.reply)
@@ -73,8 +87,9 @@ class AgentHost(ThreadHost):
         runtime.bind(max_staleness)
         for name in old:
             if (replaced := self._sessions.pop(name, None)) is not None:
-                replaced.attribution.end()
-        self._sessions[session] = AgentSession(session)
+                replaced.close(runtime)
+        self._sessions[session] = AgentSession(session, worker=worker, workers=workers)
+        runtime.working_on = ()
 
     def copy(self, path: Path) -> None:
         """Writes the agent's current state to `path`; its saved state, if this process has not built the agent.

@@ -8,6 +8,7 @@ for `max_staleness`: the actor uses a snapshot of the weights while the learner 
    snapshot. A call of `learn` counts as one version: an agent whose own `weight_version` grows by more in one call exceeds
    the bound by that much while an action runs.
 3. An error of the learner is the fault of the episode of that transition; later transitions of that episode are not learned.
+   Both objects are told of the begin and end of episodes: the actor at once, the learner in its order.
 4. A snapshot is serialized to bytes, because the learner may write to its arrays at any time. The actor loads it with
    `load_weights`, if it has that method: `load_state_dict` would also reset the actor's random generator.
 """
@@ -16,19 +17,19 @@ from __future__ import annotations
 
 import queue
 import threading
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from governor.episodes import agents, exits
+from governor import logs
+from governor.episodes import exits
+from governor.episodes.agent_calls import AgentCalls
 from governor.episodes.context import reports
 from governor.episodes.entries import Abandoned
-from governor.episodes.metrics import Reported
 from governor.episodes.records import state_file
-from governor.episodes.spaces import copier, receiver, sender, stack
-from governor.episodes.transition import Transition
+from governor.episodes.remote.agent_episode import AgentEpisode
+from governor.episodes.spaces import receiver, sender, stack
 from governor.errors import ConductorError
-from governor.failures import Reason, reason_of
+from governor.failures import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,47 +37,32 @@ if TYPE_CHECKING:
 
     from governor.episodes.agents import AgentSource
     from governor.episodes.learned import Learned
+    from governor.episodes.metrics import Reported
     from governor.episodes.spaces import SpaceSpec
+    from governor.episodes.transition import Episode, Transition
 
-
-@dataclass(slots=True, eq=False)
-class AgentEpisode:
-    """An episode that the agent plays for a session, in one of its slots; without a slot, other work for that session.
-
-    `explore` and `learn` hold for all of its steps, `observation` and `action` are the last ones. `fault` is (where, reason) once
-    a call for it has failed. `number` is its number in the phase, negative if unknown; `evaluation` as of `wire.ResetFrame`.
-    `reported`: since the last answer.
-    """
-
-    session: bytes
-    slot: int | None = None
-    number: int = -1
-    observation: Any = None
-    explore: bool = False
-    learn: bool = False
-    action: Any = None
-    fault: tuple[str, Reason] | None = None
-    reported: Reported = field(default_factory=Reported)
-    evaluation: int = 0
-
-    def attempt(self, where: str, call: Callable[..., object], *args: Any) -> None:
-        """Runs user code: whatever it raises is this episode's fault."""
-        try:
-            call(*args)
-        except Abandoned:
-            raise
-        except BaseException as error:  # noqa: BLE001  # as above
-            self.fault = where, reason_of(error)
+log = logs.get_logger()
 
 
 class LearnInStep:
-    """`actor` is the object that acts. `current` is the episode that is learned beside others, for any thread."""
+    """`actor` is what acts. `current` is the episode that is learned beside others, for any thread."""
 
     current: AgentEpisode | None = None
 
-    def __init__(self, learned: Learned) -> None:
-        self.actor: Any = learned.agent
+    def __init__(self, learned: Learned, calls: AgentCalls) -> None:
+        """`calls` are those of the agent of `learned`."""
+        self.actor = calls
         self._learned = learned
+
+    def begin(self, episode: AgentEpisode, told: Episode) -> None:
+        """Sets `episode.fault` if it fails, as the other methods do."""
+        if episode.learn:
+            self._learned.begin(told)
+        episode.attempt("agent.begin", self.actor.begin, told)
+
+    def tell_end(self, episode: AgentEpisode, over: Episode, *, counts: bool) -> None:
+        """`counts`: an error is the fault of the episode; else it is logged."""
+        _tell_end(self.actor, episode, over, counts=counts)
 
     def act(self, call: Callable[[], object], *, latest: bool) -> int:  # noqa: ARG002  # there is only one
         """Runs `call`, which asks the actor; returns the version of the weights that it used: the `latest`, or at most `bound`
@@ -87,7 +73,7 @@ class LearnInStep:
 
     def learn(self, episode: AgentEpisode, transition: Transition) -> None:
         """Sets `episode.fault` if it fails: at once, or when the learner reaches the transition."""
-        episode.attempt("agent.learn", self._learned.learn, transition)  # type: ignore[arg-type]  # it has `learn`
+        episode.attempt(self._learned.where, self._learned.learn, transition)  # type: ignore[arg-type]  # it learns
 
     def when_learned(self, session: bytes, answer: Callable[[], bytes]) -> bytes | None:  # noqa: ARG002  # for `LearnBeside`
         """The answer to the session, made when all transitions so far are learned; None if it is sent later."""
@@ -103,21 +89,24 @@ class LearnBeside(LearnInStep):
     def __init__(
         self,
         learned: Learned,
-        actor: Any,
+        calls: AgentCalls,
+        actor: AgentCalls,
         *,
         bound: int,
         name: str,
         reply: Callable[[bytes, bytes], None],
     ) -> None:
         """Raises what the learner's `state_dict` and the actor's `load_state_dict` raise."""
-        super().__init__(learned)
-        self.actor = actor
+        super().__init__(learned, calls)
+        self.actor, self._learner = actor, calls
         self._bound = bound
         self._reply = reply
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._condition = threading.Condition()
         self._learning = self._acting = self._wanted = False
-        self._load: Callable[[dict[str, Any]], Any] = getattr(actor, "load_weights", actor.load_state_dict)
+        self._load: Callable[[dict[str, Any]], Any] = getattr(
+            actor.agent, "load_weights", actor.agent.load_state_dict
+        )
         self._refresh()
         self._thread = threading.Thread(target=self._run, name=f"{name}.learner", daemon=True)
         self._thread.start()
@@ -140,6 +129,29 @@ class LearnBeside(LearnInStep):
                 self._acting = False
                 self._condition.notify_all()
         return self.version
+
+    def begin(self, episode: AgentEpisode, told: Episode) -> None:
+        def begin() -> None:
+            if episode.learn:
+                self._learned.begin(told)
+            self._as_current(episode, "agent.begin", partial(self._learner.begin, told, acts=False))
+
+        self._queue.put(begin)
+        episode.attempt("agent.begin", self.actor.begin, told)
+
+    def tell_end(self, episode: AgentEpisode, over: Episode, *, counts: bool) -> None:
+        def tell() -> None:
+            self.current = episode
+            _tell_end(self._learner, episode, over, counts=counts and episode.fault is None)
+            self.current = None
+
+        super().tell_end(episode, over, counts=counts)
+        self._queue.put(tell)
+
+    def _as_current(self, episode: AgentEpisode, where: str, call: Callable[[], object]) -> None:
+        self.current = episode
+        episode.attempt(where, call)
+        self.current = None
 
     def learn(self, episode: AgentEpisode, transition: Transition) -> None:
         self._queue.put(partial(self._learn, episode, transition))
@@ -174,7 +186,7 @@ class LearnBeside(LearnInStep):
             work()
 
     def _learn(self, episode: AgentEpisode, transition: Transition) -> None:
-        if episode.fault is not None and episode.fault[0] == "agent.learn":
+        if episode.fault is not None and episode.fault[0] == self._learned.where:
             return
         with self._condition:
             self._condition.wait_for(
@@ -190,8 +202,9 @@ class LearnBeside(LearnInStep):
 
 
 class AgentRuntime:
-    """One agent, built for these `spaces`. `learns`: it has `learn`. `working_on` are the episodes for which its code runs.
-    `received` makes an observation of what was sent, `sent` what is sent of an action; None where both are the same.
+    """One agent, built for these `spaces`. `learns`: it has `learn` or `learn_batch`. `calls` are its methods. `working_on` are the
+    episodes for which its code runs. `received` makes an observation of what was sent, `sent` what is sent of an action; None where
+    both are the same.
     """
 
     def __init__(
@@ -213,8 +226,9 @@ class AgentRuntime:
         self.learns = self._learned.learn is not None
         reports.bind(lambda: _current(self.working_on))
         self.received, self.sent = receiver(spaces[0]), sender(spaces[1])
-        self._conform = copier(spaces[1])  # an agent may write its next action over the last one
-        self._strategy = LearnInStep(self._learned)
+        self.calls = AgentCalls(self._learned.agent, spaces[1])
+        self._hears_begins = self.calls.hears or self._learned.has_rollouts
+        self._strategy = LearnInStep(self._learned, self.calls)
         self._bound = 0
 
     def bind(self, max_staleness: int) -> None:
@@ -222,7 +236,7 @@ class AgentRuntime:
         if max_staleness == self._bound:
             return
         self._strategy.close()
-        self._strategy, self._bound = LearnInStep(self._learned), 0
+        self._strategy, self._bound = LearnInStep(self._learned, self.calls), 0
         if max_staleness:
             entry = self._source.entry
             if not all(
@@ -231,10 +245,15 @@ class AgentRuntime:
                 raise ConductorError(
                     f"agent {entry!r} has no state_dict and load_state_dict: max_staleness needs both"
                 )
-            actor = self._source.make(*self.spaces)
+            actor = AgentCalls(self._source.make(*self.spaces), self.spaces[1])
             try:
                 self._strategy = LearnBeside(
-                    self._learned, actor, bound=max_staleness, name=self._name, reply=self._reply
+                    self._learned,
+                    self.calls,
+                    actor,
+                    bound=max_staleness,
+                    name=self._name,
+                    reply=self._reply,
                 )
             except Exception as error:
                 raise ConductorError(reason_of(error).within(f"agent {entry!r}: no snapshot")) from error
@@ -254,7 +273,7 @@ class AgentRuntime:
         the agent has it.
         """
         self._enter("agent.act", episodes)  # it may wait for the learner, and load a snapshot
-        many = at_once and getattr(self._strategy.actor, "act_many", None) is not None
+        many = at_once and self._strategy.actor.has_act_many
         call = partial(self._act_at_once if many else self._act_in_turn, episodes, explore=explore)
         try:
             return self._strategy.act(call, latest=not explore)
@@ -265,19 +284,21 @@ class AgentRuntime:
                 episode.fault = "agent.act", reason_of(error)
             return 0
 
-    def learn(
-        self, episode: AgentEpisode, observation: Any, reward: float, *, ends: tuple[bool, bool]
-    ) -> None:
-        """Learns the step that led to `observation`; `ends`: whether it is terminated and truncated. As `LearnInStep.learn`."""
-        transition = Transition(
-            observation=episode.observation,
-            action=episode.action,
-            reward=reward,
-            next_observation=observation,
-            terminated=ends[0],
-            truncated=ends[1],
-        )
-        self._enter("agent.learn", (episode,))
+    def begin(self, episode: AgentEpisode) -> None:
+        """Tells the agent, if it wants to know; sets the fault of the episode if that fails."""
+        if self._hears_begins and episode.told is not None:
+            self._enter("agent.begin", (episode,))
+            self._strategy.begin(episode, episode.told)
+
+    def tell_end(self, episode: AgentEpisode, over: Episode | None, *, counts: bool) -> None:
+        """Tells the agent that an episode is `over`, if it wants to know; `counts` as of `LearnInStep.tell_end`."""
+        if self.calls.hears_ends and over is not None:
+            self._enter("agent.end", (episode,))
+            self._strategy.tell_end(episode, over, counts=counts)
+
+    def learn(self, episode: AgentEpisode, transition: Transition) -> None:
+        """As `LearnInStep.learn`."""
+        self._enter(self._learned.where, (episode,))
         self._strategy.learn(episode, transition)
 
     def end(
@@ -326,19 +347,30 @@ class AgentRuntime:
             episode.attempt("agent.act", self._act_for, episode, explore)
 
     def _act_for(self, episode: AgentEpisode, explore: bool) -> None:  # noqa: FBT001  # for `attempt`
-        episode.action = self._conform(self._strategy.actor.act(episode.observation, explore=explore))
+        act = self._strategy.actor.act_of(explore=explore, worker=_worker_of(episode))
+        episode.action, episode.extras = act(episode.observation)
 
     def _act_at_once(self, episodes: Sequence[AgentEpisode], *, explore: bool) -> None:
         self._enter("agent.act", episodes)
         observations = stack(self.spaces[0], [episode.observation for episode in episodes])
-        actions = agents.act_many(
-            self._strategy.actor, self.spaces[1], self._conform, observations, len(episodes), explore=explore
-        )
-        for episode, action in zip(episodes, actions, strict=True):
-            if isinstance(action, BaseException):
-                episode.fault = "agent.act", reason_of(action)
+        workers = [_worker_of(episode) for episode in episodes]
+        found = self._strategy.actor.act_many(observations, workers, explore=explore)
+        for episode, acted in zip(episodes, found, strict=True):
+            if isinstance(acted, BaseException):
+                episode.fault = "agent.act", reason_of(acted)
             else:
-                episode.action = action
+                episode.action, episode.extras = acted
+
+
+def _worker_of(episode: AgentEpisode) -> int:
+    return 0 if episode.told is None else episode.told.worker
+
+
+def _tell_end(calls: AgentCalls, episode: AgentEpisode, over: Episode, *, counts: bool) -> None:
+    work = episode if counts else AgentEpisode(episode.session)
+    work.attempt("agent.end", calls.end, over)
+    if not counts and work.fault is not None:
+        log.warning("agent.end_failed", episode=episode.number, reason=str(work.fault[1]))
 
 
 def _describe(method: str, episodes: Sequence[AgentEpisode]) -> str:

@@ -8,24 +8,30 @@ Rules:
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from governor.episodes.context import reports
 from governor.episodes.remote import wire
-from governor.episodes.remote.agent_runtime import AgentEpisode
+from governor.episodes.remote.agent_episode import AgentEpisode
+from governor.episodes.transition import Episode
 from governor.failures import Reason
 from governor.output.attribution import Attribution, episode_fields
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from governor.episodes.remote.agent_runtime import AgentRuntime
 
 
 class AgentSession:
-    """`name` is the identity of the worker's channel."""
+    """`name` is the identity of the channel of worker number `worker`; the phase has `workers` streams of steps."""
 
-    def __init__(self, name: bytes) -> None:
+    def __init__(self, name: bytes, *, worker: int = 0, workers: int = 1) -> None:
         self.attribution = Attribution()
         self._name = name
+        self._worker = worker
+        self._workers = workers
         self._episodes: dict[int, AgentEpisode] = {}
 
     def answer(self, runtime: AgentRuntime, request: wire.AgentRequest) -> bytes | None:
@@ -33,25 +39,31 @@ class AgentSession:
         match request:
             case wire.ActFrame():
                 observation = _received(runtime, request.observation)
-                episode = self._learn(runtime, 0, observation, request.reward, 0)
+                episode = self._learn(runtime, 0, observation, request.reward, info=request.info)
                 episode.observation = observation
                 return self._act(runtime, episode, request.number)
             case wire.BeginFrame():
                 self.attribution.begin_raw(
                     **episode_fields(request.phase, request.episode, request.evaluation)
                 )
+                self._tell_ends(runtime, request.ended)
                 observation = _received(runtime, request.observation)
-                episode = self._begin(runtime, request, 0, request.episode, observation)
+                numbers = request.episode, request.seed
+                episode = self._begin(
+                    runtime, request, observation, numbers=numbers, slot=0, worker=self._worker
+                )
                 return self._act(runtime, episode, request.number)
             case wire.FinishFrame():
                 end = wire.TERMINATED * request.terminated | wire.TRUNCATED * request.truncated
                 observation = _received(runtime, request.observation)
-                episode = self._learn(runtime, 0, observation, request.reward, end)
+                episode = self._learn(runtime, 0, observation, request.reward, end=end, info=request.info)
                 del self._episodes[0]
+                self._tell_regular_end(runtime, episode, end)
                 return runtime.end(
                     [episode], lambda: self._finished(request.number, episode), session=self._name
                 )
             case wire.SaveFrame():
+                self._tell_ends(runtime, request.ended)
                 return self._save(runtime, request.number)
             case wire.ActManyFrame():
                 return self._act_many(runtime, request)
@@ -60,11 +72,15 @@ class AgentSession:
         self,
         runtime: AgentRuntime,
         request: wire.BeginFrame | wire.ActManyFrame,
-        slot: int,
-        number: int,
         observation: Any,
+        *,
+        numbers: tuple[int, int],
+        slot: int,
+        worker: int,
     ) -> AgentEpisode:
+        """`numbers`: the episode's and its seed."""
         reports.phase, train = request.phase, request.train
+        number, seed = numbers
         episode = self._episodes[slot] = AgentEpisode(
             self._name,
             slot,
@@ -73,20 +89,64 @@ class AgentSession:
             explore=train,
             learn=train and runtime.learns,
             evaluation=request.evaluation,
+            told=Episode(
+                number=number,
+                phase=request.phase,
+                seed=seed,
+                worker=worker,
+                workers=self._workers,
+                explore=train,
+                evaluation=request.evaluation,
+            ),
         )
+        runtime.begin(episode)
         return episode
 
+    def close(self, runtime: AgentRuntime) -> None:
+        """Another session replaces it: its episodes do not go on."""
+        self.attribution.end()
+        for episode in self._episodes.values():
+            over = episode.ended("crashed", episode.value, episode.steps)
+            runtime.tell_end(episode, over, counts=False)
+
+    def _tell_ends(self, runtime: AgentRuntime, ended: Sequence[wire.EndedEpisode]) -> None:
+        """Of episodes that the agent has not learned to their end."""
+        for end in ended:
+            episode = self._episodes.get(end.slot)
+            if episode is not None and episode.number == end.episode:
+                del self._episodes[end.slot]
+                over = episode.ended(end.outcome, end.value, end.steps)
+                runtime.tell_end(episode, over, counts=False)
+
+    @staticmethod
+    def _tell_regular_end(runtime: AgentRuntime, episode: AgentEpisode, end: int) -> None:
+        """Of an episode that the agent has learned to its `end`, or to a fault."""
+        outcome = "terminated" if end & wire.TERMINATED else "truncated"
+        failed = episode.fault is not None
+        over = episode.ended("failed" if failed else outcome, episode.value, episode.steps)
+        runtime.tell_end(episode, over, counts=not failed)
+
     def _learn(
-        self, runtime: AgentRuntime, slot: int, observation: Any, reward: float, end: int
+        self,
+        runtime: AgentRuntime,
+        slot: int,
+        observation: Any,
+        reward: float,
+        *,
+        end: int = 0,
+        info: Any = None,
     ) -> AgentEpisode:
         """The episode in this slot; it has a fault, if learning failed."""
         episode = self._episodes.get(slot)
         if episode is None or episode.action is None:
             episode = self._episodes[slot] = AgentEpisode(self._name)
             episode.fault = "agent.learn", Reason("ValueError: a step without an action before it")
-        elif episode.learn:
+            return episode
+        episode.steps += 1
+        episode.value += reward
+        if episode.learn:
             ends = bool(end & wire.TERMINATED), bool(end & wire.TRUNCATED)
-            runtime.learn(episode, observation, reward, ends=ends)
+            runtime.learn(episode, episode.stepped(observation, reward, ends=ends, info=info))
         return episode
 
     def _act(self, runtime: AgentRuntime, episode: AgentEpisode, number: int) -> bytes:
@@ -119,16 +179,24 @@ class AgentSession:
             observations = [runtime.received(row) for row in observations]
         ended: dict[int, AgentEpisode] = {}
         acting: dict[int, AgentEpisode] = {}
-        numbers = iter(request.episodes)
+        numbers = zip_longest(request.episodes, request.seeds, fillvalue=-1)
+        infos = request.infos or [None] * len(request.slots)
         reports.phase = request.phase
+        self._tell_ends(runtime, request.ended)
         for row, (slot, kind) in enumerate(zip(request.slots, request.kinds, strict=True)):
             if kind == wire.FIRST:
-                acting[row] = self._begin(runtime, request, slot, next(numbers, -1), observations[row])
+                numbered = next(numbers, (-1, -1))
+                acting[row] = self._begin(
+                    runtime, request, observations[row], numbers=numbered, slot=slot, worker=slot
+                )
                 continue
-            episode = self._learn(runtime, slot, observations[row], request.rewards[row], request.ends[row])
+            end = request.ends[row]
+            step = observations[row], request.rewards[row]
+            episode = self._learn(runtime, slot, *step, end=end, info=infos[row])
             episode.observation = observations[row]
             if kind == wire.LAST:
                 ended[row] = self._episodes.pop(slot)
+                self._tell_regular_end(runtime, episode, end)
             else:
                 acting[row] = episode
         rows = [row for row, episode in acting.items() if episode.fault is None]

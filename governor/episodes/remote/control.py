@@ -84,19 +84,24 @@ class Release(Control, frozen=True):
 
 class Join(TurnRequest, frozen=True):
     """Requests a session with the agent, which is built at the first one. With `max_staleness` it acts with a snapshot of its
-    weights, at most so many versions old (`agent_runtime`).
+    weights, at most so many versions old (`agent_runtime`). `workers` are the streams of steps of the phase.
     """
 
     observation_space: SpaceSpec
     action_space: SpaceSpec
     max_staleness: int = 0
+    workers: int = 1
 
 
 class Joined(Control, frozen=True):
-    """Act and learn at `endpoint` with the identity `session`."""
+    """Act and learn at `endpoint` with the identity `session`. The agent `needs_info`: the whole infos of the environment; `hears_ends`:
+    it wants to know how each episode ended.
+    """
 
     session: str
     endpoint: str
+    needs_info: bool = False
+    hears_ends: bool = False
 
 
 class ReportHang(Control, frozen=True):

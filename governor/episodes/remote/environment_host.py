@@ -18,6 +18,7 @@ from governor.episodes.info import reader_of
 from governor.episodes.metrics import Reported
 from governor.episodes.remote import wire
 from governor.episodes.remote.thread_host import ThreadHost
+from governor.episodes.step_info import with_info
 from governor.failures import reason_of
 from governor.output.attribution import Attribution, episode_fields
 
@@ -120,12 +121,14 @@ class EnvironmentHost(ThreadHost):
             inputs = request.seeds
         observations, rewards, ends, faults = [], [], [], []
         infos: list[Any] = []
+        whole_infos: list[Any] = []
         for row, slot in enumerate(request.slots):
-            observation, reward, end, info = self._blank, 0.0, 0, None
+            observation, reward, end, info, whole = self._blank, 0.0, 0, None, None
             self.current_slot = slot
             try:
                 if stepping:
-                    observation, reward, terminated, truncated, info = self._step(slot, inputs[row])
+                    stepped = self._step(slot, inputs[row])
+                    observation, reward, terminated, truncated, info, whole = stepped
                     end = wire.TERMINATED * terminated | wire.TRUNCATED * truncated
                 else:
                     observation, info = self._reset(slot, inputs[row])
@@ -139,6 +142,7 @@ class EnvironmentHost(ThreadHost):
             rewards.append(reward)
             ends.append(end)
             infos.append(info)
+            whole_infos.append(whole)
         reported = [self._take(slot) for slot in request.slots]
         return wire.SteppedManyFrame(
             request.number,
@@ -148,6 +152,7 @@ class EnvironmentHost(ThreadHost):
             faults,
             infos if self._wanted else None,
             reported if any(reported) else None,
+            whole_infos if self._whole_info and stepping else None,
         )
 
     def _begin(
@@ -157,15 +162,16 @@ class EnvironmentHost(ThreadHost):
         self._episodes |= zip(slots, episodes, strict=False)
         for slot in slots:
             self._take(slot)  # of an attempt that was given up
-        if (request.info or {}) != self._wanted:
-            self._want(request.info or {})
+        if ((request.info or {}), request.whole_info) != (self._wanted, self._whole_info):
+            self._want(request.info or {}, whole=request.whole_info)
 
-    def _want(self, wanted: Any) -> None:
-        """Makes rows of infos, as of `StartSimulation`."""
-        self._wanted = wanted
+    def _want(self, wanted: Any, *, whole: bool = False) -> None:
+        """Makes rows of infos, as of `StartSimulation`, with the `whole` ones beside them where they are wanted."""
+        self._wanted, self._whole_info = wanted, whole
         self._read = reader_of(wanted)
+        read = with_info(self._read) if whole else self._read
         self._steppers = [
-            stepper(environment, self._observed, copied=self._copied, read=self._read)
+            stepper(environment, self._observed, copied=self._copied, read=read)
             for environment in self._environments
         ]
 
@@ -177,12 +183,14 @@ class EnvironmentHost(ThreadHost):
         )
         return encoded if self._sends_encodings else observation, row
 
-    def _step(self, slot: int, action: Any) -> tuple[Any, float, bool, bool, Any]:
+    def _step(self, slot: int, action: Any) -> tuple[Any, float, bool, bool, Any, Any]:
+        """The last items are the row of its info, and the whole one."""
         self._method = "step"
         if self._received is not None:
             action = self._received(action)
         observation, encoded, reward, terminated, truncated, row = self._steppers[slot](action)
-        return encoded if self._sends_encodings else observation, reward, terminated, truncated, row
+        row, whole = row if self._whole_info else (row, None)
+        return encoded if self._sends_encodings else observation, reward, terminated, truncated, row, whole
 
     def _take(self, slot: int) -> Any:
         """What was reported for the episode of this slot since the last answer."""

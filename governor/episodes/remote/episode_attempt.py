@@ -28,7 +28,8 @@ class WorkerSlot:
 @dataclass(slots=True, eq=False, kw_only=True)
 class EpisodeAttempt(EpisodeProgress):
     """One attempt at an episode, which `began` with the first attempt. `reward` and `end` (bits of `wire`) are of its last
-    step; `recorded`: it has begun in the slot's recorder. `retries` attempts at it have failed (`failures.retry`).
+    step, as is `whole_info`; `recorded`: it has begun in the slot's recorder. `retries` attempts at it have failed
+    (`failures.retry`).
     """
 
     slot: WorkerSlot
@@ -39,6 +40,7 @@ class EpisodeAttempt(EpisodeProgress):
     recorded: bool = False
     observation: Any = None
     action: Any = None
+    whole_info: Any = None
 
     @property
     def regular_outcome(self) -> EpisodeOutcome:

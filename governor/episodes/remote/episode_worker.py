@@ -202,7 +202,15 @@ class EpisodeWorker(RemoteWorker):
                 return
             attempt.begin_recording()
         attempt.end_recording(outcome)
+        self._note_end(attempt, outcome)
         self._reports.add(attempt.record(outcome, reason), slot.recorder)
+
+    def _note_end(self, attempt: EpisodeAttempt, outcome: EpisodeOutcome) -> None:
+        """For an agent that wants to know it."""
+        if self._hears_ends:
+            slot = attempt.slot.number if len(self._slots) > 1 else 0
+            ended = wire.EndedEpisode(slot, attempt.index, outcome, attempt.value, attempt.steps)
+            self._ended.append(ended)
 
     def _end_waiting(self) -> None:
         waiting, self._waiting_ends = self._waiting_ends, []
@@ -219,6 +227,7 @@ class EpisodeWorker(RemoteWorker):
             if tries >= MAX_ATTEMPTS:
                 self._end(attempt, "crashed", reason)
                 continue
+            self._note_end(attempt, "crashed")
             if attempt.recorded:
                 attempt.end_recording("crashed")
             attempt.slot.retries.append((attempt.index, tries, attempt.began))

@@ -60,7 +60,13 @@ class SingleWorker(EpisodeWorker):
         command = self.simulation.command
         phase, evaluation = command.name, number_of(attempt.index, command)
         reset = wire.ResetFrame(
-            environment.next_number(), attempt.seed, attempt.index, phase, command.info or None, evaluation
+            environment.next_number(),
+            attempt.seed,
+            attempt.index,
+            phase,
+            command.info or None,
+            evaluation,
+            self._needs_info,
         )
         observed = self._ask(environment, reset, attempt, wire.ObservedFrame)
         if observed is None:
@@ -68,7 +74,14 @@ class SingleWorker(EpisodeWorker):
         attempt.begin_info(observed.info)
         attempt.observation = observed.observation
         request: wire.BeginFrame | wire.ActFrame = wire.BeginFrame(
-            agent.next_number(), attempt.observation, self._train, attempt.index, phase, evaluation
+            agent.next_number(),
+            attempt.observation,
+            self._train,
+            attempt.index,
+            phase,
+            evaluation,
+            attempt.seed,
+            self._take_ended(),
         )
         while True:
             acted = self._ask(agent, request, attempt, wire.ActedFrame)
@@ -85,10 +98,17 @@ class SingleWorker(EpisodeWorker):
             if attempt.end:
                 break
             self._reports.send_due()
-            request = wire.ActFrame(agent.next_number(), attempt.observation, attempt.reward)
+            request = wire.ActFrame(
+                agent.next_number(), attempt.observation, attempt.reward, stepped.whole_info
+            )
         truncated = bool(attempt.end & wire.TRUNCATED)
         finish = wire.FinishFrame(
-            agent.next_number(), attempt.observation, attempt.reward, stepped.terminated, truncated
+            agent.next_number(),
+            attempt.observation,
+            attempt.reward,
+            stepped.terminated,
+            truncated,
+            stepped.whole_info,
         )
         if self._ask(agent, finish, attempt, wire.FinishedFrame) is not None:
             self._end_in_time(attempt, attempt.regular_outcome)
@@ -130,6 +150,7 @@ class VectorWorker(EpisodeWorker):
             command.name,
             command.info or None,
             number_of(indices[0], command),
+            self._needs_info,
         )
         answer = self._answer(channel, request, starting, wire.SteppedManyFrame)
         if answer is None:
@@ -165,6 +186,9 @@ class VectorWorker(EpisodeWorker):
             [attempt.index for attempt in attempts if attempt.kind == wire.FIRST],
             self.simulation.command.name,
             number_of(attempts[0].index, self.simulation.command) if attempts else 0,
+            [attempt.seed for attempt in attempts if attempt.kind == wire.FIRST],
+            [attempt.whole_info for attempt in attempts] if self._needs_info else None,
+            self._take_ended(),
         )
         answer = self._answer(channel, request, attempts, wire.ActedManyFrame)
         if answer is None:
@@ -207,6 +231,8 @@ class VectorWorker(EpisodeWorker):
         infos = answer.infos if answer.infos is not None else [None] * len(attempts)
         for row, (attempt, following, reward, end) in enumerate(results):
             self._merge_reported(answer, row, attempt)
+            if answer.whole_infos is not None:
+                attempt.whole_info = answer.whole_infos[row]
             if self._end_faulty(attempt, faults.get(row)):
                 continue
             if now >= attempt.deadline:

@@ -5,7 +5,7 @@ Rules:
 2. A step is one round trip to the agent and one to the environment: the act request carries the reward of the previous
    step, and the agent's host stores the last observation and action. `FinishFrame` carries the last transition of an episode.
 3. A fault of the other side is an answer (`FaultFrame`), never silence.
-4. Structs are arrays on the wire: a FrozenLake step is 5 bytes one way and 17 back.
+4. Structs are arrays on the wire: a FrozenLake step is 5 bytes one way and 18 back.
 
 An observation or action is an int for a `Discrete` space, a text for a `Text`, for the other simple spaces an array with the dtype
 and shape of its space; a value with parts is its encoding (`spaces.encodings`), which has no keys. In the frames of a vector numbers
@@ -21,6 +21,7 @@ import numpy as np
 
 from governor.episodes.arrays import WireError, decode_hook, encode_hook
 from governor.episodes.spaces import Discrete, is_array
+from governor.messages import EpisodeOutcome  # noqa: TC001  # msgspec reads it at run time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,9 +36,19 @@ class WireFrame(msgspec.Struct, frozen=True, array_like=True):
     number: int
 
 
+class EndedEpisode(msgspec.Struct, frozen=True, array_like=True):
+    """An episode of an agent's session, in one of its slots, as it was recorded."""
+
+    slot: int
+    episode: int
+    outcome: EpisodeOutcome
+    value: float
+    steps: int
+
+
 class ResetFrame(WireFrame, frozen=True, tag=1):
     """`seed` has 32 bits. `episode` is its number in the phase. `info`: what is wanted of infos, as of `StartSimulation`.
-    `evaluation`: the number of the evaluation that it belongs to, from 1; 0 for none.
+    `evaluation`: the number of the evaluation that it belongs to, from 1; 0 for none. `whole_info`: the agent wants the whole infos.
     """
 
     seed: int
@@ -45,6 +56,7 @@ class ResetFrame(WireFrame, frozen=True, tag=1):
     phase: str = ""
     info: Any = None
     evaluation: int = 0
+    whole_info: bool = False
 
 
 class StepFrame(WireFrame, frozen=True, tag=2):
@@ -62,31 +74,37 @@ class ObservedFrame(WireFrame, frozen=True, tag=3):
 
 
 class SteppedFrame(WireFrame, frozen=True, tag=4):
-    """Answer to `StepFrame`."""
+    """Answer to `StepFrame`. `whole_info` is the info as plain data (`step_info`), None if it is not wanted."""
 
     observation: Any
     reward: float
     terminated: bool
     truncated: bool
     info: Any = None
+    whole_info: Any = None
     reported: Any = None
 
 
 class BeginFrame(WireFrame, frozen=True, tag=5):
-    """The first observation of an episode; the answer is `ActedFrame`. `episode` and `evaluation`: as of `ResetFrame`."""
+    """The first observation of an episode; the answer is `ActedFrame`. `episode`, `seed` and `evaluation`: as of `ResetFrame`. `ended`
+    are the episodes of this session that ended, for agents that want to know.
+    """
 
     observation: Any
     train: bool
     episode: int = -1
     phase: str = ""
     evaluation: int = 0
+    seed: int = -1
+    ended: list[EndedEpisode] = []
 
 
 class ActFrame(WireFrame, frozen=True, tag=6):
-    """A later observation, and the reward that came with it; the answer is `ActedFrame`."""
+    """A later observation, with the reward and the whole info that came with it; the answer is `ActedFrame`."""
 
     observation: Any
     reward: float
+    info: Any = None
 
 
 class ActedFrame(WireFrame, frozen=True, tag=7):
@@ -104,6 +122,7 @@ class FinishFrame(WireFrame, frozen=True, tag=8):
     reward: float
     terminated: bool
     truncated: bool
+    info: Any = None
 
 
 class FinishedFrame(WireFrame, frozen=True, tag=9):
@@ -121,7 +140,9 @@ class FaultFrame(WireFrame, frozen=True, tag=10):
 
 
 class SaveFrame(WireFrame, frozen=True, tag=11):
-    """Saves what was learned in ended episodes; `FinishedFrame` is the answer, when it is on disk."""
+    """Saves what was learned in ended episodes; `FinishedFrame` is the answer, when it is on disk. `ended`: as of `BeginFrame`."""
+
+    ended: list[EndedEpisode] = []
 
 
 # -- a vector: many slots in one message. Rows of observations and actions are one array ------------------------------
@@ -145,6 +166,7 @@ class ResetManyFrame(WireFrame, frozen=True, tag=12):
     phase: str = ""
     info: Any = None
     evaluation: int = 0
+    whole_info: bool = False
 
 
 class StepManyFrame(WireFrame, frozen=True, tag=13):
@@ -154,7 +176,7 @@ class StepManyFrame(WireFrame, frozen=True, tag=13):
 
 class SteppedManyFrame(WireFrame, frozen=True, tag=14):
     """Answer to `ResetManyFrame` (rewards and ends have no meaning then) and `StepManyFrame`: a row for each slot, in that order.
-    `infos` and `reported` have an item for each row, or are None.
+    `infos`, `reported` and `whole_infos` have an item for each row, or are None.
     """
 
     observations: Any
@@ -163,13 +185,14 @@ class SteppedManyFrame(WireFrame, frozen=True, tag=14):
     faults: list[RowFault]
     infos: Any = None
     reported: Any = None
+    whole_infos: Any = None
 
 
 class ActManyFrame(WireFrame, frozen=True, tag=15):
     """A row for each new observation: `kinds` are FIRST, NEXT and LAST, as `BeginFrame`, `ActFrame` and `FinishFrame`.
 
-    A slot may have two rows, the last one of an episode before the first one of the next. `episodes`: as in `ResetFrame`, for
-    the FIRST rows only, in their order.
+    A slot may have two rows, the last one of an episode before the first one of the next. `episodes` and `seeds`: as in `ResetFrame`,
+    for the FIRST rows only, in their order. `infos` are the whole ones, with an item for each row, or None; `ended` as of `BeginFrame`.
     """
 
     slots: list[int]
@@ -181,6 +204,9 @@ class ActManyFrame(WireFrame, frozen=True, tag=15):
     episodes: list[int] = []
     phase: str = ""
     evaluation: int = 0
+    seeds: list[int] = []
+    infos: Any = None
+    ended: list[EndedEpisode] = []
 
 
 class ActedManyFrame(WireFrame, frozen=True, tag=16):

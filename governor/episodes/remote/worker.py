@@ -81,6 +81,10 @@ class RemoteWorker(ABC):
         self._environment: RequestChannel | None = None
         self._agent: RequestChannel | None = None
         self._lease: control.Leased | None = None
+        self._needs_info = self._hears_ends = False
+        """Of the agent: as of `control.Joined`."""
+        self._ended: list[wire.EndedEpisode] = []
+        """Of which the agent has not been told."""
         self._reports = EpisodeReports(simulation, linger=linger)
         self._environment_service = control.environment_service(simulation.spec.uid, command.environment)
         self._agent_service = control.agent_service(simulation.spec.uid, command.agents[0])
@@ -111,7 +115,7 @@ class RemoteWorker(ABC):
     def _save_agent(self) -> None:
         """An agent that is gone cannot save any more; that is logged and is no failure."""
         channel = self._agent
-        if channel is None or self.simulation.command.mode != "train":
+        if channel is None or (self.simulation.command.mode != "train" and not self._ended):
             return
         try:
             reason = self._request_save(channel)
@@ -126,7 +130,8 @@ class RemoteWorker(ABC):
         """The reason why it could not be saved, in one line, or "". Raises PeerLost."""
         answer: wire.Answer | None = None
         try:
-            answer = channel.ask(wire.SaveFrame(channel.next_number()), deadline=monotonic() + SAVE_SECONDS)
+            request = wire.SaveFrame(channel.next_number(), self._take_ended())
+            answer = channel.ask(request, deadline=monotonic() + SAVE_SECONDS)
         except Overdue:
             pass
         except Interrupted:
@@ -135,6 +140,11 @@ class RemoteWorker(ABC):
             self._report_hung(channel)
             return Reason(f"it takes longer than {SAVE_SECONDS:g} s")
         return Reason(answer.reason, answer.traceback) if isinstance(answer, wire.FaultFrame) else Reason("")
+
+    def _take_ended(self) -> list[wire.EndedEpisode]:
+        """What the agent is told with the next request."""
+        ended, self._ended = self._ended, []
+        return ended
 
     @property
     def _spaces(self) -> tuple[SpaceSpec, SpaceSpec]:
@@ -189,8 +199,10 @@ class RemoteWorker(ABC):
             observation_space=self._lease.observation_space,
             action_space=self._lease.action_space,
             max_staleness=command.max_staleness if command.mode == "train" else 0,
+            workers=command.workers * command.vector,
         )
         answer = self._request_until_available(self._agent_service, request, control.Joined)
+        self._needs_info, self._hears_ends = answer.needs_info, answer.hears_ends
         self._agent = self._open_channel(f"agent {command.agents[0]!r}", answer.endpoint, answer.session)
         return self._agent
 

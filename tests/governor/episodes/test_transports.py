@@ -49,7 +49,7 @@ async def test_max_steps_truncates_also_for_the_agent(harness, transport):
     command = await harness.stage(transport, agent_params={"log": str(log)})
     records, _ = await harness.play(episodes=1, max_steps=3, **command)
     assert (records[0].outcome, records[0].steps) == ("truncated", 3)
-    assert log.read_text().splitlines()[-1].endswith("terminated=False, truncated=True)")
+    assert "terminated=False, truncated=True" in log.read_text().splitlines()[-1]
 
 
 @EACH

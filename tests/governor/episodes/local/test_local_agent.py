@@ -68,5 +68,5 @@ def test_it_has_one_pair_of_spaces(agent):
 def test_a_worker_that_is_with_it_is_known_where_there_are_several(agent):
     seen = []
     agent._learned.agent.act = lambda _, *, explore: seen.append(agent.holder) or 1
-    assert agent.calls(3, alone=False).act(0) == 1
+    assert agent.calls(3, alone=False).act(0) == (1, {})
     assert (seen, agent.holder) == ([3], None)

@@ -75,17 +75,17 @@ def shared_agent(tmp_path, entry):
 def test_an_action_stays_what_it_was_when_the_agent_acts_for_another(tmp_path, harness_path, alone):
     agent = shared_agent(tmp_path, "own_values_world:InPlaceMany")
     first, second = (agent.calls(number, alone=alone, explore=False) for number in (0, 1))
-    one = first.act(np.full(2, 0.25, np.float32))
-    (two,) = first.act_many(np.full((1, 2), 0.5, np.float32), 1)
+    one, _ = first.act(np.full(2, 0.25, np.float32))
+    ((two, _),) = first.act_many(np.full((1, 2), 0.5, np.float32), [0])
     second.act(np.full(2, 0.75, np.float32))
-    second.act_many(np.full((1, 2), 0.75, np.float32), 1)
+    second.act_many(np.full((1, 2), 0.75, np.float32), [1])
     assert (one.tolist(), two.tolist()) == ([0.25], [0.5])
 
 
 def test_of_many_actions_each_may_be_a_fault(tmp_path, harness_path):
     agent = shared_agent(tmp_path, "own_values_world:InPlaceMany")
     calls = agent.calls(0, alone=True, explore=False)
-    good, bad = calls.act_many(np.array([[0.5, 0], [np.nan, 0]], np.float32), 2)
+    (good, _), bad = calls.act_many(np.array([[0.5, 0], [np.nan, 0]], np.float32), [0, 1])
     assert good.tolist() == [0.5]
     assert str(bad) == "it holds NaN"
 

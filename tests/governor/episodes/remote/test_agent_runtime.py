@@ -3,9 +3,11 @@ import threading
 
 import pytest
 
+from governor.episodes.agent_calls import AgentCalls
 from governor.episodes.agents import AgentSource
 from governor.episodes.learned import Learned
-from governor.episodes.remote.agent_runtime import AgentEpisode, AgentRuntime, LearnBeside
+from governor.episodes.remote.agent_episode import AgentEpisode
+from governor.episodes.remote.agent_runtime import AgentRuntime, LearnBeside
 from governor.episodes.spaces import Discrete
 from governor.errors import ConductorError
 
@@ -50,7 +52,8 @@ def replies():
 def beside(learner, replies, tmp_path):
     made = LearnBeside(
         Learned(learner, tmp_path / "state"),
-        Counter(),
+        AgentCalls(learner, SPACE),
+        AgentCalls(Counter(), SPACE),
         bound=2,
         name="walker",
         reply=lambda session, answer: replies.put((session, answer)),
@@ -84,7 +87,7 @@ def learn_all(beside, replies, *, transitions):
 def test_an_actor_that_is_too_far_behind_gets_a_snapshot_first(beside, replies):
     learn_all(beside, replies, transitions=3)
     assert beside.act(lambda: None, latest=False) == 3
-    assert beside.actor.learned == 3
+    assert beside.actor.agent.learned == 3
 
 
 def test_an_actor_that_does_not_explore_acts_with_all_that_was_learned(beside, replies):
@@ -123,7 +126,7 @@ def test_a_snapshot_that_hangs_is_that_of_the_episodes_that_act(tmp_path):
     runtime._strategy._load = lambda _: loading.append(runtime.describe())
     learned.action = acting.observation = 0
     for _ in range(2):
-        runtime.learn(learned, 0, 0.0, ends=(False, False))
+        runtime.learn(learned, None)
     runtime.end([learned], lambda: all_learned.set() or b"", session=b"one")
     assert all_learned.wait(20)
     runtime.act([acting], explore=False)

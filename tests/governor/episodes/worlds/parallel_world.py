@@ -204,7 +204,10 @@ class Always:
 
     def note(self, player, transition):
         if self.log:
-            told = {name: np.asarray(getattr(transition, name)).tolist() for name in transition.__slots__}
+            told = {
+                name: np.asarray(getattr(transition, name)).tolist()
+                for name in transition.__struct_fields__[:6]
+            }
             with Path(self.log).open("a") as file:
                 print(json.dumps({"player": player, **told}), file=file)
 

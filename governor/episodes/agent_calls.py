@@ -1,0 +1,173 @@
+"""How the methods of a user's agent are called: which of the optional ones it has, with which of the optional parameters.
+
+Rules:
+1. An optional parameter is passed to a method that names it in its signature: `worker` and `player`. That is found out once.
+2. What `act` returns beside its action stays in this process. It is recognized as a dict that is the second of two items; where
+   actions themselves are such pairs, only if the first item is one, too.
+3. An agent without any of this pays one comparison for each action.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+
+from governor.episodes.entries import Abandoned
+from governor.episodes.spaces import Dict, OneOf, Tuple, copier, unstack
+from governor.episodes.transition import NO_EXTRAS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from governor.episodes.spaces import SpaceSpec
+    from governor.episodes.transition import Episode
+
+OPTIONAL: Final = ("player", "worker")
+"""Parameters that `act`, `act_many` and `learn` may have."""
+Acted: TypeAlias = "tuple[Any, Mapping[str, Any]]"
+"""An action, copied in the dtype and shape of its space, and its extras."""
+
+
+class AgentCalls:
+    """Of one agent whose actions are of the space `action`. `hears`: it has `begin`, `end` or `reset_states`."""
+
+    def __init__(self, agent: Any, action: SpaceSpec) -> None:
+        self.agent = agent
+        self.needs_info = bool(getattr(agent, "needs_info", False))
+        self.hears_ends = callable(getattr(agent, "end", None))
+        self.has_act_many = getattr(agent, "act_many", None) is not None
+        self._begin = getattr(agent, "begin", None)
+        self._end = getattr(agent, "end", None)
+        self._reset_states = getattr(agent, "reset_states", None)
+        self.hears = any(callable(found) for found in (self._begin, self._end, self._reset_states))
+        self._action = action
+        self._are_pairs = _may_be_pair(action)
+        self._conform = copier(action)  # an agent may write its next action over the last one
+        self._acts: dict[tuple[bool, int, str], Callable[[Any], Acted]] = {}
+        self._act_options = optional_parameters(agent, "act")
+        self._many_options = optional_parameters(agent, "act_many")
+
+    def act_of(self, *, explore: bool, worker: int, player: str = "") -> Callable[[Any], Acted]:
+        """What asks the agent for the action of one observation of this stream. It raises ValueError and what the agent raises."""
+        found = self._acts.get((explore, worker, player))
+        if found is None:
+            found = self._acts[explore, worker, player] = self._make_act(explore, worker, player)
+        return found
+
+    def _make_act(self, explore: bool, worker: int, player: str) -> Callable[[Any], Acted]:  # noqa: FBT001  # as `act_of`
+        act, conform = self.agent.act, self._conform
+        options = _options(self._act_options, worker, player)
+
+        def call(observation: Any) -> Acted:
+            found = act(observation, explore=explore)
+            if isinstance(found, tuple):
+                found, extras = self._split(found)
+                return conform(found), extras
+            return conform(found), NO_EXTRAS
+
+        def call_with_options(observation: Any) -> Acted:
+            found, extras = self._split(act(observation, explore=explore, **options))
+            return conform(found), extras
+
+        return call_with_options if options else call
+
+    def act_many(
+        self, observations: Any, workers: Sequence[int], *, explore: bool
+    ) -> list[Acted | BaseException]:
+        """For each of a batch of observations (`spaces.stack`) the action and its extras, or the exception of that row."""
+        rows = len(workers)
+        options = {"worker": np.array(workers, np.int64)} if "worker" in self._many_options else {}
+        try:
+            returned = self.agent.act_many(observations, explore=explore, **options)
+            actions, extras = self._split_many(returned, rows)
+            if isinstance(self._action, Dict | Tuple) and not isinstance(actions, list):
+                actions = unstack(self._action, actions)
+            if len(actions) != rows:
+                raise ValueError(f"{len(actions)} actions for {rows} observations")  # noqa: TRY301  # one handler for a fault of all rows
+        except Abandoned:
+            raise
+        except BaseException as error:  # noqa: BLE001  # user code: any error is the fault of each episode
+            return [error] * rows
+        if type(actions) is np.ndarray and actions.ndim == 1:
+            actions = actions.tolist()
+        found: list[Acted | BaseException] = []
+        for action, beside in zip(actions, extras, strict=True):
+            try:
+                found.append((self._conform(action), beside))
+            except Abandoned:
+                raise
+            except BaseException as error:  # noqa: BLE001  # likewise, of this one
+                found.append(error)
+        return found
+
+    def _split(self, found: Any) -> Acted:
+        """Action and extras of what `act` returned."""
+        if _is_pair(found) and (not self._are_pairs or _is_pair(found[0])):
+            pair: Acted = found
+            return pair
+        return found, NO_EXTRAS
+
+    def _split_many(self, found: Any, rows: int) -> tuple[Any, Sequence[Mapping[str, Any]]]:
+        """The actions, and for each row its extras. Raises ValueError if there are fewer."""
+        if _is_pair(found) and (not self._are_pairs or isinstance(found[0], list) or _is_pair(found[0])):
+            actions, extras = found
+            for key, values in extras.items():
+                if len(values) != rows:
+                    raise ValueError(f"extras: {len(values)} rows of {key!r} for {rows} observations")
+            return actions, [{key: values[row] for key, values in extras.items()} for row in range(rows)]
+        if (
+            isinstance(found, tuple)
+            and len(found) == 2
+            and isinstance(found[1], list)
+            and found[1]
+            and all(isinstance(row, dict) for row in found[1])
+        ):
+            if len(found[1]) != rows:
+                raise ValueError(f"extras: {len(found[1])} rows for {rows} observations")
+            return found
+        return found, [NO_EXTRAS] * rows
+
+    def begin(self, episode: Episode, *, acts: bool = True) -> None:
+        """Raises what the agent raises; so does `end`. `acts`: this object acts in the episode."""
+        if self._begin is not None:
+            self._begin(episode)
+        if acts and self._reset_states is not None:
+            self._reset_states(episode.worker)
+
+    def end(self, episode: Episode) -> None:
+        if self._end is not None:
+            self._end(episode)
+
+
+def optional_parameters(agent: Any, method: str) -> frozenset[str]:
+    """Those of `OPTIONAL` that the method has, if there is such a method."""
+    call = getattr(agent, method, None)
+    try:
+        return (
+            frozenset() if call is None else frozenset(OPTIONAL) & inspect.signature(call).parameters.keys()
+        )
+    except (TypeError, ValueError):  # a function that is not written in Python
+        return frozenset()
+
+
+def _options(named: frozenset[str], worker: int, player: str) -> dict[str, Any]:
+    """`player` only where there are several."""
+    given: dict[str, Any] = {"worker": worker, **({"player": player} if player else {})}
+    return {name: given[name] for name in given if name in named}
+
+
+def _is_pair(found: Any) -> bool:
+    return isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)
+
+
+def _may_be_pair(action: SpaceSpec) -> bool:
+    """Whether an action, or a batch of them, may be a pair whose second item is a dict."""
+    match action:
+        case Tuple():
+            return len(action.spaces) == 2 and isinstance(action.spaces[1], Dict)
+        case OneOf():
+            return any(isinstance(part, Dict) for part in action.spaces)
+        case _:
+            return False
