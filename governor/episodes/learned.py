@@ -33,7 +33,7 @@ SYNC_SECONDS: Final = 1.0
 
 class Learned:
     """Of one agent, for the object that holds it. `learn` is None for an agent that does not learn; `where` is the method's name, for
-    faults. `rollouts` are those of an agent with `learn_batch`.
+    faults. `rollouts` are those of an agent with `learn_batch`, else None.
     """
 
     def __init__(
@@ -44,8 +44,7 @@ class Learned:
         self.where = "agent.learn" if self._by_step or rollouts is None else "agent.learn_batch"
         self.learn = self._learn if self._by_step or rollouts is not None else None
         self.agent = agent
-        self.has_rollouts = rollouts is not None
-        self._rollouts = rollouts
+        self.rollouts = rollouts
         self._options = optional_parameters(agent, "learn")
         self._path = path
         metrics = getattr(agent, "metrics", None)
@@ -87,8 +86,8 @@ class Learned:
 
     def begin(self, episode: Episode) -> None:
         """Of each training episode, before it is learned."""
-        if self._rollouts is not None:
-            self._rollouts.begin(episode)
+        if self.rollouts is not None:
+            self.rollouts.begin(episode)
 
     def _learn(self, transition: Transition) -> None:
         if self._by_step:
@@ -97,7 +96,7 @@ class Learned:
             else:
                 self.agent.learn(transition)
             self.version = int(self.agent.weight_version) if self._has_version else self.version + 1
-        if self._rollouts is not None and (rollout := self._rollouts.add(transition)) is not None:
+        if self.rollouts is not None and (rollout := self.rollouts.add(transition)) is not None:
             self.agent.learn_batch(rollout)
             self.version = int(self.agent.weight_version) if self._has_version else self.version + 1
 

@@ -1,8 +1,8 @@
 """Rollouts: the steps of several workers as arrays of n steps of m workers, for agents with `learn_batch`.
 
 Rules:
-1. Nobody waits for a rollout. The steps of each worker queue up here, in a column for each worker (and player): one that is
-   ahead goes on, and its steps count for the next rollout.
+1. The steps of each worker queue up here, in a column for each worker (and player): one that is ahead goes on, and its steps count
+   for the next rollout. Nobody has to wait, so nothing can hang; where workers share a process they wait a little (`local_agent`).
 2. When all columns that are awaited have n steps, their first n are a rollout. At first all workers of the phase are awaited.
 3. When one column has 2n steps, the columns with n are a rollout without the others, so nothing grows without bound. Then only
    columns with a step since the last rollout are awaited: a worker that hangs or has left delays one rollout at most, and
@@ -23,7 +23,7 @@ from governor.episodes.spaces import Dict, Discrete, Tuple, is_array, stack
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from numpy.typing import NDArray
 
@@ -163,6 +163,8 @@ class Rollouts:
 
     def __init__(self, steps: int, spaces: tuple[SpaceSpec, SpaceSpec]) -> None:
         self.steps = steps
+        self.count = 0
+        """How many there were."""
         self._spaces = spaces
         self._of: tuple[str, int] = ("", 0)
         self._columns: dict[Key, list[Transition]] = {}
@@ -203,6 +205,10 @@ class Rollouts:
         self._awaited = set(self._stepped)
         return self._take()
 
+    def is_ahead(self, workers: Collection[int]) -> bool:
+        """Whether only others keep these workers from their next rollout. For any thread."""
+        return all(len(column) >= self.steps for key, column in [*self._columns.items()] if key[0] in workers)
+
     def _take(self) -> Rollout:
         taken: dict[Key, Sequence[Transition]] = {}
         for key in sorted(self._columns):
@@ -211,6 +217,7 @@ class Rollouts:
                 taken[key] = column[: self.steps]
                 del column[: self.steps]
         self._stepped.clear()
+        self.count += 1
         return Rollout(taken, steps=self.steps, spaces=self._spaces)
 
 

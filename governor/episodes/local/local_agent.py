@@ -5,13 +5,17 @@ Rules:
 2. One worker at a time uses it (`holder`); a part with a single worker takes no lock. The lock is released when the
    action has been copied: an agent may return the same array each time.
 3. At the end of an episode in train mode its state is saved as `learned` says.
+4. With rollouts, a worker that is ahead waits up to `AHEAD_SECONDS` at each step, without the lock: threads take turns of 5 ms, so one
+   would have made a whole rollout before another has begun. For one rollout it waits `TOGETHER_SECONDS` at most, so a worker that
+   hangs, or plays no more, holds up nobody.
 """
 
 from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from governor.episodes import spaces
 from governor.episodes.agent_calls import AgentCalls
@@ -27,9 +31,13 @@ if TYPE_CHECKING:
     from governor.episodes.agent_calls import Acted
     from governor.episodes.context import Context
     from governor.episodes.learned import Learned
+    from governor.episodes.rollouts import Rollouts
     from governor.episodes.spaces import SpaceSpec
     from governor.episodes.transition import Episode, Transition
     from governor.messages import Made, StartSimulation
+
+AHEAD_SECONDS: Final = 0.01
+TOGETHER_SECONDS: Final = 1.0
 
 T = TypeVar("T")
 
@@ -79,7 +87,10 @@ class LocalAgent:
         self._learned: Learned | None = None
         """The agent, if it is built."""
         self._calls: AgentCalls
+        self._streams: dict[int, set[int]] = {}
+        """The streams of steps of each worker, by its number."""
         self._lock = threading.Lock()
+        self._rollout_taken = threading.Condition()
 
     def join(self, number: int, observation: SpaceSpec, action: SpaceSpec) -> None:
         """Raises ConductorError with one line."""
@@ -116,17 +127,42 @@ class LocalAgent:
         act_many: Callable[..., list[Acted | BaseException]] | None = None
         if made.has_act_many:
             act_many = partial(made.act_many, explore=explore)
-        begin = self._begin if made.hears or learned.has_rollouts else None
+        begin = self._begin if made.hears or learned.rollouts is not None else None
         end = made.end if made.hears_ends else None
         weights: Learned | ActedWeights = learned
         if not alone:
             weights = ActedWeights()
             act = self._with_lock(act, number, weights)
             learn = learn and self._with_lock(learn, number)
+            if learn is not None and learned.rollouts is not None:
+                learn = self._learn_together(learn, learned.rollouts, number, worker)
             act_many = act_many and self._with_lock(act_many, number, weights)
             begin = begin and self._with_lock(begin, number)
             end = end and self._with_lock(end, number)
         return Calls(act, learn, act_many, weights, begin, end, learned.where)
+
+    def _learn_together(
+        self, learn: Callable[[Transition], Any], rollouts: Rollouts, number: int, worker: int
+    ) -> Callable[[Transition], None]:
+        """Rule 4."""
+        streams = self._streams.setdefault(number, set())
+        streams.add(worker)
+        taken, left, seen = self._rollout_taken, TOGETHER_SECONDS, 0
+
+        def learn_and_wait(transition: Transition) -> None:
+            nonlocal left, seen
+            learn(transition)
+            if rollouts.count != seen:
+                left, seen = TOGETHER_SECONDS, rollouts.count
+                with taken:
+                    taken.notify_all()
+            elif left > 0 and rollouts.is_ahead(streams):
+                began = monotonic()
+                with taken:
+                    taken.wait_for(lambda: not rollouts.is_ahead(streams), AHEAD_SECONDS)
+                left -= monotonic() - began
+
+        return learn_and_wait
 
     def _begin(self, episode: Episode) -> None:
         if self._learned is not None and episode.explore:

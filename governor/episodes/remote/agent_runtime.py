@@ -227,7 +227,7 @@ class AgentRuntime:
         reports.bind(lambda: _current(self.working_on))
         self.received, self.sent = receiver(spaces[0]), sender(spaces[1])
         self.calls = AgentCalls(self._learned.agent, spaces[1])
-        self._hears_begins = self.calls.hears or self._learned.has_rollouts
+        self._hears_begins = self.calls.hears or self._learned.rollouts is not None
         self._strategy = LearnInStep(self._learned, self.calls)
         self._bound = 0
 
