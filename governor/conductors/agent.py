@@ -123,6 +123,7 @@ class AgentConductor(Conductor):
                 max_staleness=wanted.max_staleness,
                 worker=wanted.worker,
                 workers=wanted.workers,
+                trains=wanted.trains,
             )
         )
         for held in old:

@@ -84,6 +84,14 @@ class Learned:
             raise ConductorError(f"{name} has no state_dict")
         self._write(path, self._state_dict(), sync=True)
 
+    def require_streams(self, workers: int, *, of: str) -> None:
+        """Raises ConductorError if the agent `of` that name takes the steps of one worker alone, and would learn from more."""
+        if workers > 1 and self.learn is not None and getattr(self.agent, "streams", None) == "one":
+            raise ConductorError(
+                f"{of} learns from one stream of steps (streams = 'one'), and here those of {workers} alternate: say workers: 1, "
+                "and no vector"
+            )
+
     def begin(self, episode: Episode) -> None:
         """Of each training episode, before it is learned."""
         if self.rollouts is not None:

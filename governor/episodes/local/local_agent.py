@@ -92,18 +92,19 @@ class LocalAgent:
         self._lock = threading.Lock()
         self._rollout_taken = threading.Condition()
 
-    def join(self, number: int, observation: SpaceSpec, action: SpaceSpec) -> None:
-        """Raises ConductorError with one line."""
+    def join(self, number: int, observation: SpaceSpec, action: SpaceSpec, *, learns_from: int = 1) -> None:
+        """In a phase in which it learns from so many streams of steps. Raises ConductorError with one line."""
         with self._lock:
             self.holder = number
             try:
                 if self._learned is not None:
                     spaces.require_same(self._spaces, (observation, action), of=f"agent {self.name}")
-                    return
-                self._learned = self._source.build(observation, action)
-                self._spaces = (observation, action)
-                self._calls = AgentCalls(self._learned.agent, action)
-                self.builds += 1
+                else:
+                    self._learned = self._source.build(observation, action)
+                    self._spaces = (observation, action)
+                    self._calls = AgentCalls(self._learned.agent, action)
+                    self.builds += 1
+                self._learned.require_streams(learns_from, of=f"agent {self.name!r}")
             finally:
                 self.holder = None
 
@@ -123,7 +124,7 @@ class LocalAgent:
             raise ConductorError(f"no worker has joined agent {self.name}")
         made = self._calls
         act = made.act_of(explore=explore, worker=worker, player=player)
-        learn = learned.learn if explore else None
+        learn: Callable[[Transition], Any] | None = learned.learn if explore else None
         act_many: Callable[..., list[Acted | BaseException]] | None = None
         if made.has_act_many:
             act_many = partial(made.act_many, explore=explore)

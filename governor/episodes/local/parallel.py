@@ -165,7 +165,8 @@ class ParallelWorker(LocalEpisodeWorker):
     def _join(self, player: str, name: str, observation: SpaceSpec, action: SpaceSpec) -> _Player:
         self._context.agent = name
         agent = self._agents[name]
-        agent.join(self._number, observation, action)
+        learns_from = self._streams if self._simulation.command.mode == "train" else 1
+        agent.join(self._number, observation, action, learns_from=learns_from)
         return _Player(
             name=player,
             agent=agent,
@@ -250,8 +251,7 @@ class ParallelWorker(LocalEpisodeWorker):
         """Tells each agent once, whomever it plays."""
         agents = {player.agent.name: calls[name] for name, player in self._players.items()}
         if any(found.begin is not None for found in agents.values()):
-            workers = self._simulation.command.workers
-            notices.begin(slot, agents, seed=seed, workers=workers, explore=explore)
+            notices.begin(slot, agents, seed=seed, workers=self._streams, explore=explore)
 
     def _reset_players(self, environment: Any, seed: int) -> tuple[dict[str, tuple[Any, Any]], Any]:
         """The observation of each player, with its encoding for the recorder, and the infos. Raises ValueError and what the environment raises."""

@@ -139,6 +139,7 @@ class LocalEpisodeWorker:
         self._slots = [LocalSlot(context) for context in contexts]
         self._alone = len(contexts) == 1
         self._number = contexts[0].owner
+        self._streams = simulation.command.workers * len(contexts)
         self._agent = agent
         self._made = made
         self._user_context = user_context
@@ -220,7 +221,8 @@ class LocalEpisodeWorker:
         slot.environment = environment
         self._observation, action = spaces.of_environment(environment, entry=made.entry)
         context.where = JOIN
-        self._agent.join(self._number, self._observation, action)
+        streams = self._streams if self._simulation.command.mode == "train" else 1
+        self._agent.join(self._number, self._observation, action, learns_from=streams)
         self._encode = spaces.encoder(action)
         self._observed = spaces.observer(self._observation)
         context.leave()
@@ -342,8 +344,8 @@ class LocalEpisodeWorker:
         figures = context.info
         observation, encoded = self._reset(slot, seed)
         if calls.begin is not None:
-            workers = command.workers * len(self._slots)
-            notices.begin(slot, {self._agent.name: calls}, seed=seed, workers=workers, explore=explore)
+            agents = {self._agent.name: calls}
+            notices.begin(slot, agents, seed=seed, workers=self._streams, explore=explore)
         while True:
             if alone:
                 context.where = ACT

@@ -75,15 +75,17 @@ class AgentHost(ThreadHost):
         max_staleness: int = 0,
         worker: int = 0,
         workers: int = 1,
+        trains: bool = False,
     ) -> None:
-        """Opens a session of a worker of a phase with so many, which replaces `old`; builds the agent if there is none. Raises
-        ConductorError with one line.
+        """Opens a session of a worker of a phase with so many streams of steps, which replaces `old`; builds the agent if there is none.
+        Raises ConductorError with one line.
         """
         runtime, given = self._runtime, (observation, action)
         if runtime is None:
             runtime = AgentRuntime(self._source, spaces=given, name=self.name, reply=self.reply)
             self._runtime = runtime
         spaces.require_same(runtime.spaces, given, of=self.name)
+        runtime.require_streams(workers if trains else 1)
         runtime.bind(max_staleness)
         for name in old:
             if (replaced := self._sessions.pop(name, None)) is not None:

@@ -231,6 +231,10 @@ class AgentRuntime:
         self._strategy = LearnInStep(self._learned, self.calls)
         self._bound = 0
 
+    def require_streams(self, workers: int) -> None:
+        """As of `Learned`."""
+        self._learned.require_streams(workers, of=self._name)
+
     def bind(self, max_staleness: int) -> None:
         """Sets the bound of staleness, in versions of the weights; all transitions so far are learned first."""
         if max_staleness == self._bound:

@@ -84,13 +84,15 @@ class Release(Control, frozen=True):
 
 class Join(TurnRequest, frozen=True):
     """Requests a session with the agent, which is built at the first one. With `max_staleness` it acts with a snapshot of its
-    weights, at most so many versions old (`agent_runtime`). `workers` are the streams of steps of the phase.
+    weights, at most so many versions old (`agent_runtime`). `workers` are the streams of steps of the phase; it
+    `trains` the agent.
     """
 
     observation_space: SpaceSpec
     action_space: SpaceSpec
     max_staleness: int = 0
     workers: int = 1
+    trains: bool = False
 
 
 class Joined(Control, frozen=True):

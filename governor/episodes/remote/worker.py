@@ -200,6 +200,7 @@ class RemoteWorker(ABC):
             action_space=self._lease.action_space,
             max_staleness=command.max_staleness if command.mode == "train" else 0,
             workers=command.workers * command.vector,
+            trains=command.mode == "train",
         )
         answer = self._request_until_available(self._agent_service, request, control.Joined)
         self._needs_info, self._hears_ends = answer.needs_info, answer.hears_ends
