@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from governor.episodes.text.entries import is_language_model, is_over_http
 from governor.processes import supervisor
 from governor.run_file.phase_inheritance import PhaseInheritance
-from governor.run_file.plain_data import entry_of, items, mapping, simulations
+from governor.run_file.plain_data import entry_of, is_count, items, mapping, simulations
 from governor.units.fields import ENTRY
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ START_SECONDS: Final = 60.0
 a cold disk."""
 _ARGUMENTS: Final = {"entry": "params", "call": "args"}
 """The key with the arguments of an entry."""
-REPEATED_KINDS: Final = ("actor", "trained", "checkpointed")
+REPEATED_KINDS: Final = ("actor", "trained", "checkpointed", "learner of several")
 """Kinds of checks of entries that are checked as agents, too."""
 
 
@@ -51,7 +51,8 @@ class UserEntry:
     """User code that a run names at `place`: the `entry` of a conductor, the `call` of a task, or the `state` of an agent (a file). `kind` is
     environment, wrapped environment, text environment, wrapper, agent, state, task, condition, or a further use of an agent: on Ray
     ``actor``, which does not learn, or ``trained``, which loads what it learned elsewhere; ``checkpointed`` where checkpoints of it
-    are taken. `params` are the names of its arguments in the run file.
+    are taken; ``learner of several`` where the steps of several workers train it. `params` are the names of its arguments in the
+    run file.
     """
 
     place: Place
@@ -89,6 +90,7 @@ def of_data(data: object) -> list[UserEntry]:
             found.append(UserEntry(place=("conductors", "agents", name, "state"), kind="state", target=state))
     found += _on_ray(data, agents)
     found += _checkpointed(data, agents)
+    found += _learners_of_several(data, agents)
     for index, phase in enumerate(items(mapping(data).get("phases"))):
         for number, rule in enumerate(items(mapping(phase).get("until"))):
             found += _entry(("phases", index, "until", number, "entry"), "condition", rule)
@@ -135,11 +137,27 @@ def _checkpointed(data: object, agents: Mapping[str, Any]) -> list[UserEntry]:
     return [replace(entry, place=place) for place, found in asked for entry in found]
 
 
+def _learners_of_several(data: object, agents: Mapping[str, Any]) -> list[UserEntry]:
+    """The agents that several environments at once train, each at its first such phase."""
+    places: dict[str, Place] = {}
+    for one in simulations(PhaseInheritance(data).data):
+        workers, vector = one.simulate.get("workers", 1), one.section.get("vector", 1)
+        several = [size for size in (workers, vector) if is_count(size) and size > 1]
+        if several and one.transport != "ray" and one.phase.get("mode", "train") == "train":
+            key = "workers" if is_count(workers) and workers > 1 else "environment"
+            for _, name in one.agents:
+                places.setdefault(name, (*one.path, key))
+    asked = [
+        (place, _entry(("entry",), "learner of several", agents.get(name))) for name, place in places.items()
+    ]
+    return [replace(entry, place=place) for place, found in asked for entry in found]
+
+
 def _entry(place: Place, kind: str, section: object) -> list[UserEntry]:
     target = mapping(section).get(str(place[-1]))
     if not isinstance(target, str) or not re.fullmatch(ENTRY, target):
         return []
-    if (kind in ("agent", "checkpointed") and is_language_model(target)) or (
+    if (kind in ("agent", "checkpointed", "learner of several") and is_language_model(target)) or (
         "environment" in kind and is_over_http(target)
     ):
         return []

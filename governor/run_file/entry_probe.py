@@ -109,8 +109,9 @@ def _check_attribute(kind: str, module: ModuleType, attribute: str, params: list
         return f"'{module.__name__}:{attribute}' {calls.WITHOUT_RUN}"
     methods = ("run", "arun") if kind == "task" else ()
     if callable(found) or any(callable(getattr(found, method, None)) for method in methods):
-        if kind == "checkpointed":
-            return _check_checkpoint(found, attribute)
+        use = {"checkpointed": _check_checkpoint, "learner of several": _check_streams}.get(kind)
+        if use is not None:
+            return use(found, attribute)
         name = f"'{module.__name__}:{attribute}'"
         return _check_on_ray(kind, found, attribute) or _check_calls(kind, found, params, name=name)
     return f"'{module.__name__}:{attribute}' is of type {type(found).__name__}, which can't be called"
@@ -150,7 +151,7 @@ def _check_calls(kind: str, made: Any, params: list[str], *, name: str) -> Fault
 
 def _check_on_ray(kind: str, agent: Any, name: str) -> str:
     """The fault of an agent that can't be in several runners at once, or "". The result of a factory is unknown."""
-    learns = hasattr(agent, "learn")
+    learns = hasattr(agent, "learn") or hasattr(agent, "learn_batch")
     if kind == "actor" and learns:
         return (
             f"agent {name!r} learns, and with transport: ray there is one of it in each runner: train with transport: "
@@ -173,6 +174,16 @@ def _check_checkpoint(agent: Any, name: str) -> str:
     if not isinstance(agent, type) or hasattr(agent, "state_dict") or hasattr(agent, "__getattr__"):
         return ""
     return f"agent {name!r} has no state_dict(): no checkpoint of it can be taken"
+
+
+def _check_streams(agent: Any, name: str) -> str:
+    """The fault of an agent that cannot learn from several workers, or "". Known of a class that says so."""
+    if getattr(agent, "streams", None) != "one":
+        return ""
+    return (
+        f"agent {name!r} learns from one stream of steps (streams = 'one'), and here those of several environments alternate: say "
+        "workers: 1, and no vector"
+    )
 
 
 def _check_gymnasium(kind: str, identifier: str, params: list[str]) -> str | Faults:

@@ -49,7 +49,7 @@ class ForegroundStep(NamedTuple):
 
 
 class ForegroundEpisode(OneEpisode):
-    """One episode of the command's phase; the `stepping.EpisodeSource` of its worker. `where` tells whose code runs, as
+    """One episode of the command's phase; the `one_episode.EpisodeSource` of its worker. `where` tells whose code runs, as
     ``environment.step``. `show` gets each step as soon as the environment has returned.
     """
 

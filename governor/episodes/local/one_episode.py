@@ -1,18 +1,41 @@
-"""What plays one episode at a time, outside of the process of the simulation, has in any case of a `stepping.EpisodeSource`."""
+"""What a worker in process needs of the part whose episodes it plays, and what of that is the same wherever it plays one at a time, outside
+of the process of the simulation.
+"""
 
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from governor.episodes.records.reports import EpisodeSink
 from governor.messages import Acknowledged
 
 if TYPE_CHECKING:
-    from governor.messages import EpisodeRecord
+    from governor.episodes.records.recording import StepRecorder
+    from governor.episodes.spaces import SpaceSpec
+    from governor.messages import EpisodeRecord, StartSimulation
+
+
+class EpisodeSource(EpisodeSink, Protocol):
+    """What a worker needs of the part whose episodes it plays; `simulation.Simulation` implements it."""
+
+    command: StartSimulation
+    stopping: bool
+    resets: int
+
+    def next_index(self, *, wait: bool = True) -> int | None: ...
+
+    def seed_of(self, index: int) -> int: ...
+
+    def recorder(self, worker: int, observation: SpaceSpec, action: SpaceSpec) -> StepRecorder: ...
+
+    def trains(self, index: int) -> bool: ...
+
+    def retries_of(self, index: int) -> int: ...
 
 
 class OneEpisode:
-    """`play_next` is the index of the next episode, None when it has begun; `played` is the record of the last one."""
+    """Of an `EpisodeSource`. `play_next` is the index of the next episode, None when it has begun; `played` is the record of the last one."""
 
     stopping = False
     resets = 0

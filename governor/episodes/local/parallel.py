@@ -21,7 +21,8 @@ from governor.episodes.entries import make_environment
 from governor.episodes.info import InfoFigures, columns_of, reader_of
 from governor.episodes.local import notices
 from governor.episodes.local.execution_context import ACT, BUILD, JOIN, METRICS, SAVE, STEP
-from governor.episodes.local.stepping import EpisodeSource, LocalEpisodeWorker, NotRecorded
+from governor.episodes.local.one_episode import EpisodeSource
+from governor.episodes.local.stepping import LocalEpisodeWorker, NotRecorded
 from governor.episodes.step_info import plain_info
 from governor.episodes.transition import NO_INFO, Transition
 from governor.errors import ConductorError
@@ -200,8 +201,7 @@ class ParallelWorker(LocalEpisodeWorker):
         context, simulation, environment = slot.context, self._simulation, slot.environment
         limit = simulation.command.max_steps or sys.maxsize
         calls = self._calls_of_players(explore=explore)
-        finished_players: set[str] = set()
-        all_terminated = True
+        finished_players, all_terminated = set[str](), True
         seen, infos = self._reset_players(environment, seed)
         if context.info is not None and slot.read is not None:
             context.info.begin(slot.read(infos))

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from governor import logs
 from governor.episodes import spaces
@@ -36,7 +36,7 @@ from governor.episodes.local.execution_context import (
     SAVE,
     STEP,
 )
-from governor.episodes.records.reports import EpisodeReports, EpisodeSink
+from governor.episodes.records.reports import EpisodeReports
 from governor.episodes.simulation import Paused
 from governor.episodes.step_info import with_info
 from governor.episodes.transition import NO_INFO, Transition
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
     from governor.episodes.info import Row
     from governor.episodes.local.execution_context import ExecutionContext
     from governor.episodes.local.local_agent import Calls, LocalAgent
+    from governor.episodes.local.one_episode import EpisodeSource
     from governor.episodes.records.recording import StepRecorder
-    from governor.episodes.spaces import SpaceSpec
     from governor.episodes.transition import Episode
-    from governor.messages import EpisodeOutcome, Made, StartSimulation
+    from governor.messages import EpisodeOutcome, Made
 
 UNACKNOWLEDGED: Final = 256
 REPORT_DELAY_SECONDS: Final = (0.03, 0.1)
@@ -81,24 +81,6 @@ class SeveralPlayers(Exception):
     def __init__(self, environment: Any) -> None:
         super().__init__()
         self.environment = environment
-
-
-class EpisodeSource(EpisodeSink, Protocol):
-    """What a worker needs of the part whose episodes it plays; `simulation.Simulation` implements it."""
-
-    command: StartSimulation
-    stopping: bool
-    resets: int
-
-    def next_index(self, *, wait: bool = True) -> int | None: ...
-
-    def seed_of(self, index: int) -> int: ...
-
-    def recorder(self, worker: int, observation: SpaceSpec, action: SpaceSpec) -> StepRecorder: ...
-
-    def trains(self, index: int) -> bool: ...
-
-    def retries_of(self, index: int) -> int: ...
 
 
 @dataclass(slots=True, eq=False)

@@ -120,7 +120,7 @@ class _Actor(LocalAgent):
 
 
 class Player(OneEpisode):
-    """Environment, agent and recorder of this process, and the `stepping.EpisodeSource` of its worker: one episode at a time."""
+    """Environment, agent and recorder of this process, and the `one_episode.EpisodeSource` of its worker: one episode at a time."""
 
     def __init__(
         self,

@@ -1,0 +1,67 @@
+"""An agent that learns from one stream of steps is refused where several environments train it."""
+
+import pytest
+
+from governor.run_file import entry_check
+
+MODULE = """
+class Any:
+    def act(self): ...
+    def learn(self, step): ...
+class One(Any):
+    streams = "one"
+def make(**more): return One()
+"""
+SAID = (
+    "agent 'One' learns from one stream of steps (streams = 'one'), and here those of several environments alternate: say "
+    "workers: 1, and no vector"
+)
+
+
+@pytest.fixture
+def faults(tmp_path):
+    (tmp_path / "minds.py").write_text(MODULE)
+
+    def faults(*phases, entry="minds:One"):
+        conductors = {
+            "environments": {"e": {"entry": "minds:Any"}, "v": {"entry": "minds:Any", "vector": 4}},
+            "agents": {"a": {"entry": entry}},
+        }
+        asked = entry_check.of_data({"conductors": conductors, "phases": [*phases]})
+        return entry_check.faults(asked, folder=tmp_path)
+
+    return faults
+
+
+def phase(environment="e", *, mode="train", **simulate):
+    return {"name": "p", "mode": mode, "simulate": {"environment": environment, "agents": ["a"], **simulate}}
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        (phase(workers=2), "workers"),
+        (phase(workers=2, transport="in_process"), "workers"),
+        (phase("v"), "environment"),
+        (phase("v", workers=3), "workers"),
+    ],
+)
+def test_it_is_refused_with_several_workers_or_a_vector(faults, given, key):
+    assert faults(phase(), given) == [(("phases", 1, "simulate", key), SAID)]
+
+
+@pytest.mark.parametrize(
+    "given", [phase(), phase(workers=1), phase("v", mode="eval"), phase(workers=4, mode="eval")]
+)
+def test_it_may_act_in_many_and_learn_from_one(faults, given):
+    assert faults(given) == []
+
+
+@pytest.mark.parametrize("entry", ["minds:Any", "minds:make", "openai:any"])
+def test_others_may_learn_from_many(faults, entry):
+    assert faults(phase(workers=2), entry=entry) == []
+
+
+def test_what_does_not_import_is_reported_once(faults):
+    found = faults(phase(workers=2), entry="nowhere:A")
+    assert [place for place, _ in found] == [("conductors", "agents", "a", "entry")]
