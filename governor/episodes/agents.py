@@ -35,8 +35,7 @@ class Agent(Protocol):
     No two of its methods run at the same time.
 
     `needs_info`: transitions have the environment's info. `rollout_steps` is n of `learn_batch`. `streams` is ``"one"`` for an agent
-    that cannot learn from several workers, ``"any"`` for one that can. `weight_version`: the version of its weights, where it counts
-    that itself.
+    that cannot learn from several workers. `weight_version`: the version of its weights, where it counts that itself.
     """
 
     needs_info: bool
@@ -50,9 +49,9 @@ class Agent(Protocol):
         """
 
     def act_many(self, observations: Any, *, explore: bool) -> Any:
-        """For observations of shape (batch, *shape of the space), int64 of shape (batch,) for Discrete, else what `spaces.batches` tells, as
-        many actions in that order: an array (batch, *shape) or a sequence, of a Dict or Tuple such a batch or a list; or these and
-        their extras, a list of dicts or a dict of arrays with a row for each.
+        """For observations of shape (batch, *shape of the space), int64 of shape (batch,) for Discrete, and of Dict and Tuple a dict or
+        tuple of such, as many actions in that order: an array (batch, *shape) or a sequence, of a Dict or Tuple such a batch or a
+        list; or these and their extras, a list of dicts or a dict of arrays with a row for each.
         """
 
     def begin(self, episode: Episode) -> None:
@@ -65,7 +64,7 @@ class Agent(Protocol):
         """After each step of a training episode."""
 
     def learn_batch(self, rollout: Rollout) -> None:
-        """When `rollout_steps` steps of each worker are there (`rollouts`)."""
+        """When `rollout_steps` steps of each worker are there."""
 
     def end(self, episode: Episode) -> None:
         """After `begin`, once, with the outcome: of a training episode when all of it is learned, before its state is saved; of any other
@@ -76,7 +75,7 @@ class Agent(Protocol):
         """Numbers by name, at the end of each training episode."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All that was learned (`records.state_file`)."""
+        """All that was learned, as plain data, arrays and tensors."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """What `state_dict` has returned."""

@@ -57,7 +57,7 @@ def test_it_may_act_in_many_and_learn_from_one(faults, given):
     assert faults(given) == []
 
 
-@pytest.mark.parametrize("entry", ["minds:Any", "minds:make", "openai:any"])
+@pytest.mark.parametrize("entry", ["minds:Any", "minds:make"])
 def test_others_may_learn_from_many(faults, entry):
     assert faults(phase(workers=2), entry=entry) == []
 
