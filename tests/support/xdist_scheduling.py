@@ -21,6 +21,9 @@ class CrashProofScheduling(LoadGroupScheduling):
         return crashed
 
     def _assign_work_unit(self, node):
+        if not self.workqueue:  # at the start, another worker may have taken a second one
+            self.assigned_work.setdefault(node, {})
+            return
         super()._assign_work_unit(node)
-        if self.workqueue and self._pending_of(self.assigned_work[node]) < 2:
+        if self._pending_of(self.assigned_work[node]) < 2 and self.workqueue:
             self._assign_work_unit(node)

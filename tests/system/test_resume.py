@@ -163,7 +163,7 @@ async def test_a_run_without_a_daemon_is_resumed_in_its_own_state_folder(instanc
     file = instance.folder / "run.yaml"
     file.write_text(json.dumps(walk(restarts=0, entry="later:Walker", episodes=5)))
     (instance.folder / "later.py").write_text(
-        "class Walker:\n    def __init__(self, **_):\n        raise OSError('no')\n"
+        "class Walker:\n    def __init__(self, **_):\n        raise OSError('no')\n    def act(self, observation, *, explore): ...\n"
     )
     instance.environ["XDG_STATE_HOME"] = str(instance.folder / "state")
     code, out, _ = await governor(instance, "run", file, "--json")

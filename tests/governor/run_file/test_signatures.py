@@ -238,6 +238,10 @@ def agent(**methods):
         (agent(metrics=lambda self, since: 0), [], "", "metrics: missing a required argument: 'since'"),
         (agent(state_dict=lambda self, full: 0), [], "", "state_dict: missing a required argument: 'full'"),
         (agent(load_state_dict=lambda self: 0), [], "", "load_state_dict: too many positional arguments"),
+        (agent(begin=lambda self: 0), [], "", "begin: too many positional arguments"),
+        (agent(end=lambda self, number, outcome: 0), [], "", "missing a required argument: 'outcome'"),
+        (agent(reset_states=lambda self: 0), [], "", "write reset_states(self, worker)"),
+        (agent(learn_batch=lambda self, *, rollout: 0), [], "", "write learn_batch(self, rollout)"),
     ],
 )  # fmt: skip
 def test_an_agent_that_cannot_play_is_refused(made, params, at, says):
