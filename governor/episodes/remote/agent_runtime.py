@@ -10,7 +10,8 @@ for `max_staleness`: the actor uses a snapshot of the weights while the learner 
 3. An error of the learner is the fault of the episode of that transition; later transitions of that episode are not learned.
    Both objects are told of the begin and end of episodes: the actor at once, the learner in its order.
 4. A snapshot is serialized to bytes, because the learner may write to its arrays at any time. The actor loads it with
-   `load_weights`, if it has that method: `load_state_dict` would also reset the actor's random generator.
+   `load_weights`, if it has that method: `load_state_dict` would also reset the actor's random generator. With
+   `weights` besides it is made of that, not of the whole `state_dict`.
 """
 
 from __future__ import annotations
@@ -104,6 +105,9 @@ class LearnBeside(LearnInStep):
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._condition = threading.Condition()
         self._learning = self._acting = self._wanted = False
+        learner = learned.agent
+        alone = hasattr(learner, "weights") and hasattr(learner, "load_weights")
+        self._snapshot: Callable[[], dict[str, Any]] = learner.weights if alone else learner.state_dict
         self._load: Callable[[dict[str, Any]], Any] = getattr(
             actor.agent, "load_weights", actor.agent.load_state_dict
         )
@@ -176,7 +180,7 @@ class LearnBeside(LearnInStep):
         return self._learned.version + self._learning - self.version
 
     def _refresh(self) -> None:
-        self._load(state_file.loads(state_file.dumps(self._learned.agent.state_dict())))
+        self._load(state_file.loads(state_file.dumps(self._snapshot())))
         self.version: int = self._learned.version
 
     def _run(self) -> None:

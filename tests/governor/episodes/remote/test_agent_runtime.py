@@ -62,6 +62,29 @@ def beside(learner, replies, tmp_path):
     made.close()
 
 
+class WithBuffer(Counter):
+    """Its state holds what nobody needs to act."""
+
+    def state_dict(self):
+        raise AssertionError("it was asked for all of its state")
+
+    def weights(self):
+        return {"learned": self.learned}
+
+    def load_weights(self, state):
+        self.learned = state["learned"]
+
+
+def test_a_snapshot_is_made_of_weights_where_an_agent_tells_them_from_its_state(tmp_path):
+    learner, actor = WithBuffer(), WithBuffer()
+    learner.learned = 3
+    LearnBeside(
+        Learned(learner, tmp_path / "state"), AgentCalls(learner, SPACE), AgentCalls(actor, SPACE), bound=2,
+        name="walker", reply=lambda *_: None,
+    ).close()  # fmt: skip
+    assert actor.learned == 3
+
+
 def test_the_learner_does_not_get_ahead_of_a_running_action(beside, learner):
     def act():
         for _ in range(5):
