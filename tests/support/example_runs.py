@@ -9,8 +9,9 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[2]
 
 
-def result_of(example, folder):
+def result_of(example, folder, *, seconds=300):
     """The result of ``examples/<example>/run.yaml``, with its state below `folder`."""
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [
             sys.executable,
@@ -21,10 +22,10 @@ def result_of(example, folder):
             "--json",
         ],
         cwd=folder,
-        env={**os.environ, "XDG_STATE_HOME": str(folder), "PYTHONPATH": str(REPOSITORY)},
+        env={**os.environ, "XDG_STATE_HOME": str(folder), "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=seconds,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
+from tests.support import from_index
 
 REQUIREMENTS = Path(__file__).parent / "agentlab_requirements.txt"
 STAND_INS = {
@@ -20,16 +18,8 @@ STAND_INS = {
 
 
 def install(folder):
-    """Into a folder for PYTHONPATH. Skips the test where the index cannot be reached, or has nothing for this Python."""
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    command += ["--no-compile", "--retries", "1", "--timeout", "20", "--target", folder, "-r", REQUIREMENTS]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    except subprocess.TimeoutExpired:
-        pytest.skip("the package index did not answer within 240 s")
-    if done.returncode:
-        *_, reason = done.stderr.strip().splitlines() or [f"pip ended with {done.returncode}"]
-        pytest.skip(f"AgentLab cannot be installed: {reason}")
+    """Into a folder for PYTHONPATH, as `from_index.install`."""
+    from_index.install(folder, REQUIREMENTS, what="AgentLab")
     for name, text in STAND_INS.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
