@@ -49,8 +49,7 @@ def unstack(spec: SpaceSpec, batch: Any) -> list[Any]:
                 raise ValueError(
                     f"{short(batch)} is not a tuple with the batches of {len(spec.spaces)} spaces; one value for each row is a list"
                 )
-            columns = [_rows(part, batch[place], place) for place, part in enumerate(spec.spaces)]
-            return _zipped(columns, spec.spaces)
+            return _zipped([_rows(part, batch[place], place) for place, part in enumerate(spec.spaces)], spec)
         case Discrete() if type(batch) is np.ndarray and batch.ndim == 1:
             numbers: list[Any] = batch.tolist()
             return numbers
@@ -68,7 +67,7 @@ def _rows_of_dict(spec: Dict, batch: Any) -> list[Any]:
     if missing is not None or len(batch) != len(spec.keys):
         raise ValueError(f"keys {[*batch]} where the space has {[*spec.keys]}")
     columns = [_rows(part, batch[key], key) for key, part in zip(spec.keys, spec.spaces, strict=True)]
-    return [dict(zip(spec.keys, row, strict=True)) for row in _zipped(columns, spec.keys)]
+    return [dict(zip(spec.keys, row, strict=True)) for row in _zipped(columns, spec)]
 
 
 def _rows(part: SpaceSpec, batch: Any, at: str | int) -> list[Any]:
@@ -78,7 +77,29 @@ def _rows(part: SpaceSpec, batch: Any, at: str | int) -> list[Any]:
         raise inside(step(at), error) from None
 
 
-def _zipped(columns: list[list[Any]], parts: Values[Any]) -> list[tuple[Any, ...]]:
-    if len({len(column) for column in columns}) > 1:
-        raise ValueError(f"{[len(column) for column in columns]} rows for its {len(parts)} parts")
-    return list(zip(*columns, strict=True))
+def _zipped(columns: list[list[Any]], spec: Dict | Tuple) -> list[tuple[Any, ...]]:
+    lengths = {len(column) for column, part in zip(columns, spec.spaces, strict=True) if _has_rows(part)}
+    if len(lengths) > 1:
+        raise ValueError(f"{[len(column) for column in columns]} rows for its {len(columns)} parts")
+    rows = lengths.pop() if lengths else 0
+    return list(
+        zip(
+            *(
+                column if _has_rows(part) else [_hollow(part) for _ in range(rows)]
+                for column, part in zip(columns, spec.spaces, strict=True)
+            ),
+            strict=True,
+        )
+    )
+
+
+def _has_rows(spec: SpaceSpec) -> bool:
+    """Whether a batch says how many rows it has: not that of a Dict or Tuple without parts."""
+    return not isinstance(spec, Dict | Tuple) or any(map(_has_rows, spec.spaces))
+
+
+def _hollow(spec: SpaceSpec) -> Any:
+    """The one value of a space of which a batch has no rows."""
+    if isinstance(spec, Dict):
+        return {key: _hollow(part) for key, part in zip(spec.keys, spec.spaces, strict=True)}
+    return tuple(map(_hollow, spec.spaces)) if isinstance(spec, Tuple) else None

@@ -216,7 +216,10 @@ async def test_a_later_controller_takes_over_the_leases_of_the_one_before(harnes
     [
         ("walk_world:Raises", "environment 'walk_world:Raises' does not start: OSError: no display"),
         ("walk_world:Nothing", "entry 'walk_world:Nothing' does not load: AttributeError"),
-        ("gymnasium:NoSuch-v0", "environment 'gymnasium:NoSuch-v0' does not start: NameNotFound"),
+        (
+            "gymnasium:NoSuch-v0",
+            "environment 'gymnasium:NoSuch-v0' does not start: gymnasium has no environment",
+        ),
         ("walk_world:Odd", "environment 'walk_world:Odd': observation_space[\"a\"]: Unknown is none of"),
     ],
 )

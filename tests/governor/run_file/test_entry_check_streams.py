@@ -5,8 +5,13 @@ import pytest
 from governor.run_file import entry_check
 
 MODULE = """
+class World:
+    observation_space = action_space = None
+    def reset(self, *, seed=None): ...
+    def step(self, action): ...
 class Any:
-    def act(self): ...
+    def __init__(self, observation_space, action_space, seed): ...
+    def act(self, observation, *, explore): ...
     def learn(self, step): ...
 class One(Any):
     streams = "one"
@@ -24,7 +29,7 @@ def faults(tmp_path):
 
     def faults(*phases, entry="minds:One"):
         conductors = {
-            "environments": {"e": {"entry": "minds:Any"}, "v": {"entry": "minds:Any", "vector": 4}},
+            "environments": {"e": {"entry": "minds:World"}, "v": {"entry": "minds:World", "vector": 4}},
             "agents": {"a": {"entry": entry}},
         }
         asked = entry_check.of_data({"conductors": conductors, "phases": [*phases]})

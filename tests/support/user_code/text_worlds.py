@@ -135,7 +135,7 @@ class Talker:
     """Async; its own task keeps counting between calls."""
 
     def __init__(self):
-        self.turns = asyncio.Event()
+        self.goes_on, self.turns = asyncio.Event(), asyncio.Event()
         self.task = None
 
     async def get_task_prompt(self):
@@ -143,11 +143,11 @@ class Talker:
         return [*PROMPT, {"role": "user", "content": "and now"}]
 
     async def tick(self):
-        await asyncio.sleep(0.05)
+        await self.goes_on.wait()
         self.turns.set()
 
     async def step(self, action):
-        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(0.01, self.goes_on.set)  # between this call and the next one
         if action == "hang":
             await asyncio.Event().wait()
         if action == "wait":
