@@ -1,0 +1,102 @@
+"""Plays the environments of the index: in process and through conductors, with the steps on record read back and compared.
+
+    python tests/environments/play.py [WORD ...] [--episodes 20] [--page docs/environments-played.md]
+
+WORD: play the games whose group or name begins with it. The packages (`requirements.txt`) must be importable here and in the
+processes of the runs: set PYTHONPATH. Ends with 1 if a fault of ours was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # this file is started by its path
+
+from tests.environments import runs
+from tests.environments.catalogue import OLDER, Game, games
+from tests.environments.report import Line, exceptions, page, table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.environments.runs import Played, Transport
+AT_ONCE: Final[dict[Transport, int]] = {"in_process": 16, "conductors": 6}
+"""Games of one run: through conductors each has two processes and more."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    chosen = [game for game in games() if _is_wanted(game, options.words)]
+    begun = perf_counter()
+    with tempfile.TemporaryDirectory(prefix="play-") as folder:
+        lines = play(chosen, Path(folder), episodes=options.episodes, older=options.older)
+    print(f"{table(lines)}\n\n{exceptions(lines)}\n\n{len(lines)} games in {perf_counter() - begun:.0f} s")
+    if options.page:
+        options.page.write_text(page(lines, episodes=options.episodes))
+    return int(any(line.faults for line in lines))
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", metavar="WORD")
+    parser.add_argument("--episodes", type=int, default=20, help="of each game by each transport (20)")
+    parser.add_argument("--older", type=int, help="the same of the older names of Atari games")
+    parser.add_argument("--page", type=Path, help="the document to write")
+    return parser.parse_args(arguments)
+
+
+def _is_wanted(game: Game, words: Sequence[str]) -> bool:
+    return not words or any(name.startswith(word) for word in words for name in (game.group, game.name))
+
+
+def play(chosen: Sequence[Game], folder: Path, *, episodes: int, older: int | None = None) -> list[Line]:
+    """First in process: what its package refuses is not played again."""
+    lines = [Line(game=game) for game in chosen]
+    for transport in AT_ONCE:
+        left = [line for line in lines if not line.refused]
+        for line, played in zip(left, _play(left, transport, folder, episodes, older), strict=True):
+            line.played.append(played)
+            if played.faults and not played.episodes:
+                line.refused = refusal(line.game)
+    return lines
+
+
+def _play(
+    lines: Sequence[Line], transport: Transport, folder: Path, episodes: int, older: int | None
+) -> list[Played]:
+    """By each line."""
+
+    def play_some(place: int) -> list[Played]:
+        some = [line.game for line in lines[place : place + size]]
+        old = any(game.group == OLDER for game in some)
+        played = runs.play(
+            some, transport, folder / f"{transport}{place}", episodes=older if old and older else episodes
+        )
+        print(f"{transport} {place + len(some)} of {len(lines)}: {some[-1].name}", file=sys.stderr, flush=True)
+        return played
+
+    size = AT_ONCE[transport]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return [one for some in pool.map(play_some, range(0, len(lines), size)) for one in some]
+
+
+def refusal(game: Game) -> str:
+    """What the package says, without us; empty if it builds the environment."""
+    try:
+        environment = game.build()
+        environment.reset(seed=1)
+    except Exception as error:  # noqa: BLE001  # whatever the package raises
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Plays games: several in one run, each in a phase of its own, and compares what is on record with what was returned.
+
+Rules:
+1. Each game has its own environment and agent in the run file, so through conductors each has its own processes.
+2. A run that does not finish is played again game by game: a fault of one says nothing of the others.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import governor
+from tests.environments import comparison
+from tests.environments.catalogue import players_apart
+from tests.environments.comparison import ALONE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from tests.environments.catalogue import Game
+
+Transport: TypeAlias = Literal["in_process", "conductors"]
+USER_CODE: Final = "tests.environments.user_code"
+GOOD: Final = frozenset({"terminated", "truncated"})
+MOST: Final = 3
+"""Differences that are told of one game."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Played:
+    """`faults` are ours; `raised` is what the environment itself raised."""
+
+    game: Game
+    transport: Transport
+    episodes: int = 0
+    steps: int = 0
+    faults: list[str] = field(default_factory=list)
+    raised: str = ""
+
+
+def play(games: Sequence[Game], transport: Transport, folder: Path, *, episodes: int) -> list[Played]:
+    """`folder` is made and removed. Raises GovernorError if a run of one game could not be played."""
+    folder.mkdir(parents=True)
+    try:
+        path = folder / "run.json"
+        path.write_text(json.dumps(_run_file(games, transport, folder / "returned", episodes)))
+        result = governor.run(path, state_dir=folder / "state", progress=False)
+        if len(result.phases) == len(games) and result.outcome == "finished":
+            return [
+                _played(result, f"game{place}", game, transport, folder / "returned", episodes)
+                for place, game in enumerate(games)
+            ]
+    finally:
+        shutil.rmtree(folder)
+    if len(games) == 1:
+        return [Played(game=games[0], transport=transport, faults=[result.reason])]
+    return [
+        played
+        for place, game in enumerate(games)
+        for played in play([game], transport, folder / str(place), episodes=episodes)
+    ]
+
+
+def _run_file(games: Sequence[Game], transport: Transport, returned: Path, episodes: int) -> dict[str, Any]:
+    environments, agents, phases = {}, {}, []
+    for place, game in enumerate(games):
+        name = f"game{place}"
+        log = {"folder": str(returned), "name": name}
+        environments[name] = {
+            "entry": game.entry,
+            "wrappers": [{"entry": f"{USER_CODE}:logged", "params": log}],
+        }
+        players = _players(game)
+        mine = {player: f"{name}-{number}" for number, player in enumerate(players or (ALONE,))}
+        agents |= {
+            agent: {"entry": f"{USER_CODE}:ByLot", "params": {**log, "name": agent}} for agent in mine.values()
+        }
+        phases.append(
+            {
+                "name": name,
+                "on_failure": "continue",
+                "simulate": {
+                    "environment": name,
+                    "agents": mine if players else [*mine.values()],
+                    "episodes": episodes,
+                    "max_steps": game.max_steps,
+                    "episode_timeout": "60s",
+                    "transport": transport,
+                },
+            }
+        )
+    conductors = {"environments": environments, "agents": agents}
+    return {"name": f"play-{transport}", "seed": 1, "conductors": conductors, "phases": phases}
+
+
+def _players(game: Game) -> tuple[str, ...]:
+    if not game.entry.startswith("pettingzoo"):
+        return ()
+    try:
+        environment = game.build()
+    except Exception:  # noqa: BLE001  # what is wrong is found when it is played
+        return ()
+    return players_apart(environment)
+
+
+def _played(
+    result: governor.Result, name: str, game: Game, transport: Transport, folder: Path, episodes: int
+) -> Played:
+    phase = result.phases[name]
+    played = Played(game=game, transport=transport, episodes=sum(phase.episodes.get(one, 0) for one in GOOD))
+    returned = comparison.returned(comparison.events_in(folder, name))
+    raised = [one.raised for one in returned.values() if one.raised]
+    played.raised = raised[0] if raised else ""
+    if played.episodes + len(raised) != episodes:
+        played.faults.append(phase.first_failure or f"{phase.end}: {phase.episodes}")
+    if not played.episodes:
+        return played
+    steps = result.steps(name)
+    played.steps = steps.num_rows
+    kept = comparison.recorded(steps)
+    played.faults += islice(_differences(returned, kept, game), MOST)
+    if played.episodes == episodes:
+        agents = comparison.events_in(folder, f"{name}-*.agent")
+        played.faults += islice(comparison.unseen(agents, kept), MOST)
+    return played
+
+
+def _differences(
+    returned: dict[int, comparison.Episode], kept: dict[int, list[dict[str, comparison.Row]]], game: Game
+) -> Iterator[str]:
+    for number, (seed, rows) in enumerate(kept.items()):
+        if seed not in returned:
+            yield f"episode {number}: seed {seed} was not played"
+            continue
+        episode = returned[seed]
+        if not episode.raised:
+            for text in comparison.differences(episode, rows, max_steps=game.max_steps):
+                yield f"episode {number}, {text}"
