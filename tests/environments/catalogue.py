@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import gymnasium
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 GYMNASIUM: Final = ("classic_control", "toy_text", "box2d", "mujoco")
 PETTINGZOO: Final = ("classic", "butterfly", "sisl")

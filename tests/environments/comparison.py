@@ -106,7 +106,7 @@ def returned(events: Iterable[tuple[Any, ...]]) -> dict[int, Episode]:
 
 def recorded(table: pa.Table) -> dict[int, list[dict[str, Row]]]:
     """The rows of each episode, by seed, of those who took part."""
-    import pyarrow as pa  # noqa: PLC0415  # where it is needed alone
+    import pyarrow as pa  # where it is needed alone
 
     seeds = table["seed"].to_pylist()
     if "observation" in table.column_names:
@@ -121,7 +121,7 @@ def recorded(table: pa.Table) -> dict[int, list[dict[str, Row]]]:
 
 
 def _rows(column: pa.ChunkedArray) -> list[Row | None]:
-    import pyarrow as pa  # noqa: PLC0415  # as above
+    import pyarrow as pa  # as above
 
     values = of_column(pa.field("", column.type), column.combine_chunks())
     return [None if value is None else Row(*(value[name] for name in NAMES)) for value in values]

@@ -17,8 +17,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
-ROOT: Final = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # this file is started by its path
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # this file is started by its path
 
 from tests.environments import runs
 from tests.environments.catalogue import OLDER, Game, games
@@ -45,7 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("words", nargs="*", metavar="WORD")
     parser.add_argument("--episodes", type=int, default=20, help="of each game by each transport (20)")
     parser.add_argument("--older", type=int, help="the same of the older names of Atari games")
@@ -80,7 +81,9 @@ def _play(
         played = runs.play(
             some, transport, folder / f"{transport}{place}", episodes=older if old and older else episodes
         )
-        print(f"{transport} {place + len(some)} of {len(lines)}: {some[-1].name}", file=sys.stderr, flush=True)
+        print(
+            f"{transport} {place + len(some)} of {len(lines)}: {some[-1].name}", file=sys.stderr, flush=True
+        )
         return played
 
     size = AT_ONCE[transport]

@@ -41,7 +41,9 @@ class Line:
     @property
     def faults(self) -> list[str]:
         """Ours."""
-        return [] if self.refused else [f"{one.transport}: {text}" for one in self.played for text in one.faults]
+        return (
+            [] if self.refused else [f"{one.transport}: {text}" for one in self.played for text in one.faults]
+        )
 
     @property
     def raised(self) -> str:
@@ -93,7 +95,9 @@ def exceptions(lines: Iterable[Line]) -> str:
     for line in lines:
         if not line.plays:
             found[line.result].append(line.game.name)
-    return "\n".join(f"* {', '.join(f'`{name}`' for name in names)}: {result}" for result, names in found.items())
+    return "\n".join(
+        f"* {', '.join(f'`{name}`' for name in names)}: {result}" for result, names in found.items()
+    )
 
 
 def page(lines: Sequence[Line], *, episodes: int) -> str:

@@ -2,7 +2,7 @@
 
 Rules:
 1. Each game has its own environment and agent in the run file, so through conductors each has its own processes.
-2. A run that does not finish is played again game by game: a fault of one says nothing of the others.
+2. A run that does not finish is played again in two halves, until the game is found that is to blame.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import governor
+from governor.errors import GovernorError
 from tests.environments import comparison
 from tests.environments.catalogue import players_apart
 from tests.environments.comparison import ALONE
@@ -44,25 +45,29 @@ class Played:
 
 
 def play(games: Sequence[Game], transport: Transport, folder: Path, *, episodes: int) -> list[Played]:
-    """`folder` is made and removed. Raises GovernorError if a run of one game could not be played."""
+    """`folder` is made and removed."""
     folder.mkdir(parents=True)
     try:
         path = folder / "run.json"
         path.write_text(json.dumps(_run_file(games, transport, folder / "returned", episodes)))
         result = governor.run(path, state_dir=folder / "state", progress=False)
-        if len(result.phases) == len(games) and result.outcome == "finished":
+        if result.outcome == "finished":
             return [
-                _played(result, f"game{place}", game, transport, folder / "returned", episodes)
+                _played(result, f"game{place}", game, transport, folder / "returned")
                 for place, game in enumerate(games)
             ]
+        reason = result.reason
+    except GovernorError as error:  # the run file has a fault
+        reason = str(error)
     finally:
         shutil.rmtree(folder)
     if len(games) == 1:
-        return [Played(game=games[0], transport=transport, faults=[result.reason])]
+        return [Played(game=games[0], transport=transport, faults=[reason])]
+    half = len(games) // 2
     return [
         played
-        for place, game in enumerate(games)
-        for played in play([game], transport, folder / str(place), episodes=episodes)
+        for part in (games[:half], games[half:])
+        for played in play(part, transport, folder, episodes=episodes)
     ]
 
 
@@ -78,7 +83,8 @@ def _run_file(games: Sequence[Game], transport: Transport, returned: Path, episo
         players = _players(game)
         mine = {player: f"{name}-{number}" for number, player in enumerate(players or (ALONE,))}
         agents |= {
-            agent: {"entry": f"{USER_CODE}:ByLot", "params": {**log, "name": agent}} for agent in mine.values()
+            agent: {"entry": f"{USER_CODE}:ByLot", "params": {**log, "name": agent}}
+            for agent in mine.values()
         }
         phases.append(
             {
@@ -108,36 +114,34 @@ def _players(game: Game) -> tuple[str, ...]:
     return players_apart(environment)
 
 
-def _played(
-    result: governor.Result, name: str, game: Game, transport: Transport, folder: Path, episodes: int
-) -> Played:
+def _played(result: governor.Result, name: str, game: Game, transport: Transport, folder: Path) -> Played:
     phase = result.phases[name]
-    played = Played(game=game, transport=transport, episodes=sum(phase.episodes.get(one, 0) for one in GOOD))
-    returned = comparison.returned(comparison.events_in(folder, name))
-    raised = [one.raised for one in returned.values() if one.raised]
-    played.raised = raised[0] if raised else ""
-    if played.episodes + len(raised) != episodes:
+    asked, made = sum(phase.episodes.values()), comparison.returned(comparison.events_in(folder, name))
+    raised = [one.raised for one in made.values() if one.raised]
+    played = Played(game=game, transport=transport, raised=raised[0] if raised else "")
+    played.episodes = sum(phase.episodes.get(outcome, 0) for outcome in GOOD)
+    if not played.episodes or played.episodes + len(raised) != asked:
         played.faults.append(phase.first_failure or f"{phase.end}: {phase.episodes}")
     if not played.episodes:
         return played
     steps = result.steps(name)
     played.steps = steps.num_rows
     kept = comparison.recorded(steps)
-    played.faults += islice(_differences(returned, kept, game), MOST)
-    if played.episodes == episodes:
+    played.faults += islice(_differences(made, kept, game), MOST)
+    if played.episodes == asked:
         agents = comparison.events_in(folder, f"{name}-*.agent")
         played.faults += islice(comparison.unseen(agents, kept), MOST)
     return played
 
 
 def _differences(
-    returned: dict[int, comparison.Episode], kept: dict[int, list[dict[str, comparison.Row]]], game: Game
+    made: dict[int, comparison.Episode], kept: dict[int, list[dict[str, comparison.Row]]], game: Game
 ) -> Iterator[str]:
     for number, (seed, rows) in enumerate(kept.items()):
-        if seed not in returned:
+        if seed not in made:
             yield f"episode {number}: seed {seed} was not played"
             continue
-        episode = returned[seed]
+        episode = made[seed]
         if not episode.raised:
             for text in comparison.differences(episode, rows, max_steps=game.max_steps):
                 yield f"episode {number}, {text}"

@@ -25,7 +25,9 @@ class Log:
 class ByLot:
     """Draws each action from its space: of the allowed ones, if there is a mask. It writes down what it sees and does."""
 
-    def __init__(self, observation_space: Any, action_space: Any, seed: int, *, folder: str, name: str) -> None:
+    def __init__(
+        self, observation_space: Any, action_space: Any, seed: int, *, folder: str, name: str
+    ) -> None:
         self.observation_space, self.action_space = observation_space, action_space
         action_space.seed(seed)
         self.log = Log(folder, f"{name}.agent")

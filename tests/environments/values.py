@@ -83,7 +83,7 @@ def _require(space: Any, value: Any) -> None:
 
 def of_column(field: pa.Field, column: pa.Array) -> list[Any]:
     """The values of a column of recorded steps; None where it is null."""
-    import pyarrow as pa  # noqa: PLC0415  # not for user code
+    import pyarrow as pa  # not for user code
 
     kind = field.type
     if pa.types.is_primitive(kind) or pa.types.is_string(kind):
