@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,12 +24,15 @@ OLDER: Final = "ale-py, older names"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Game:
-    """An environment that is to be played: `entry` as in a run file, at most `max_steps` of an episode."""
+    """An environment that is to be played: `entry` as in a run file, at most `max_steps` of an episode. `agent`, as in a run file, plays
+    it; None: one that draws its actions.
+    """
 
     group: str
     name: str
     entry: str
     max_steps: int
+    agent: dict[str, Any] | None = None
 
     def build(self) -> Any:
         """By the package alone."""
@@ -43,7 +47,7 @@ class Game:
 
 def games() -> Iterator[Game]:
     known = set(gymnasium.registry)
-    yield from sorted(map(_of_gymnasium, known), key=lambda game: (game.group, game.name))
+    yield from of_gymnasium()
     for package, steps in (("minigrid", 50), ("ale_py", 10)):
         import_module(package)
         new = sorted(set(gymnasium.registry) - known)
@@ -57,6 +61,13 @@ def games() -> Iterator[Game]:
             )
     for family in PETTINGZOO:
         yield from _of_pettingzoo(family)
+    if find_spec("stable_baselines3") is not None:
+        yield from _of_stable_baselines3()
+
+
+def of_gymnasium() -> list[Game]:
+    """Those that are registered: before other packages are imported, its own."""
+    return sorted(map(_of_gymnasium, gymnasium.registry), key=lambda game: (game.group, game.name))
 
 
 def _of_gymnasium(name: str) -> Game:
@@ -90,6 +101,26 @@ def _of_pettingzoo(family: str) -> Iterator[Game]:
                 max_steps=steps,
             )
             yield game
+
+
+def _of_stable_baselines3() -> Iterator[Game]:
+    """Its algorithms with an environment each."""
+    for algorithm, name, params in (
+        ("PPO", "CartPole-v1", {"n_steps": 64}),
+        ("A2C", "CartPole-v1", {}),
+        ("DQN", "CartPole-v1", {"learning_starts": 50}),
+        ("SAC", "Pendulum-v1", {"learning_starts": 50}),
+    ):
+        yield Game(
+            group="stable-baselines3",
+            name=f"{algorithm} in {name}",
+            entry=f"gymnasium:{name}",
+            max_steps=50,
+            agent={
+                "entry": "governor.episodes.sb3:Agent",
+                "params": {"algorithm": algorithm, "device": "cpu", **params},
+            },
+        )
 
 
 def players_apart(environment: Any) -> tuple[str, ...]:

@@ -70,6 +70,11 @@ def events_in(folder: Path, name: str) -> Iterator[tuple[Any, ...]]:
                     break
 
 
+def raised(events: Iterable[tuple[Any, ...]]) -> list[str]:
+    """What the environment has raised, with the method."""
+    return [f"{event[1]}: {event[2]}" for event in events if event[0] == "raised"]
+
+
 def returned(events: Iterable[tuple[Any, ...]]) -> dict[int, Episode]:
     """The episodes of an environment, by seed: the last one, of those that were played again."""
     episodes: dict[int, Episode] = {}
@@ -99,8 +104,8 @@ def returned(events: Iterable[tuple[Any, ...]]) -> dict[int, Episode]:
                 seen[player] = observation
             case "turn", player, action if action is not None:
                 current.steps.append({player: Row(seen[player], action, 0.0, False, False)})
-            case "raised", method, text:
-                current.raised = f"{method}: {text}"
+            case "raised", "step", text:
+                current.raised = text
     return episodes
 
 

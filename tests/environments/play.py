@@ -24,7 +24,7 @@ from tests.environments.catalogue import OLDER, Game, games
 from tests.environments.report import Line, exceptions, page, table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tests.environments.runs import Played, Transport
 AT_ONCE: Final[dict[Transport, int]] = {"in_process": 16, "conductors": 6}
@@ -34,12 +34,20 @@ AT_ONCE: Final[dict[Transport, int]] = {"in_process": 16, "conductors": 6}
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     chosen = [game for game in games() if _is_wanted(game, options.words)]
+    older = options.episodes if options.older is None else options.older
     begun = perf_counter()
+
+    def episodes(game: Game) -> int:
+        return older if game.group == OLDER else options.episodes
+
     with tempfile.TemporaryDirectory(prefix="play-") as folder:
-        lines = play(chosen, Path(folder), episodes=options.episodes, older=options.older)
-    print(f"{table(lines)}\n\n{exceptions(lines)}\n\n{len(lines)} games in {perf_counter() - begun:.0f} s")
+        lines = play(chosen, Path(folder), episodes=episodes)
+    print(f"{table(lines)}\n\n{exceptions(lines)}\n")
+    print(
+        f"{sum(line.plays for line in lines)} of {len(lines)} games play, in {perf_counter() - begun:.0f} s"
+    )
     if options.page:
-        options.page.write_text(page(lines, episodes=options.episodes))
+        options.page.write_text(page(lines, episodes=options.episodes, older=older))
     return int(any(line.faults for line in lines))
 
 
@@ -58,12 +66,12 @@ def _is_wanted(game: Game, words: Sequence[str]) -> bool:
     return not words or any(name.startswith(word) for word in words for name in (game.group, game.name))
 
 
-def play(chosen: Sequence[Game], folder: Path, *, episodes: int, older: int | None = None) -> list[Line]:
+def play(chosen: Sequence[Game], folder: Path, *, episodes: Callable[[Game], int]) -> list[Line]:
     """First in process: what its package refuses is not played again."""
     lines = [Line(game=game) for game in chosen]
     for transport in AT_ONCE:
         left = [line for line in lines if not line.refused]
-        for line, played in zip(left, _play(left, transport, folder, episodes, older), strict=True):
+        for line, played in zip(left, _play(left, transport, folder, episodes), strict=True):
             line.played.append(played)
             if played.faults and not played.episodes:
                 line.refused = refusal(line.game)
@@ -71,16 +79,13 @@ def play(chosen: Sequence[Game], folder: Path, *, episodes: int, older: int | No
 
 
 def _play(
-    lines: Sequence[Line], transport: Transport, folder: Path, episodes: int, older: int | None
+    lines: Sequence[Line], transport: Transport, folder: Path, episodes: Callable[[Game], int]
 ) -> list[Played]:
     """By each line."""
 
     def play_some(place: int) -> list[Played]:
         some = [line.game for line in lines[place : place + size]]
-        old = any(game.group == OLDER for game in some)
-        played = runs.play(
-            some, transport, folder / f"{transport}{place}", episodes=older if old and older else episodes
-        )
+        played = runs.play(some, transport, folder / f"{transport}{place}", episodes=episodes)
         print(
             f"{transport} {place + len(some)} of {len(lines)}: {some[-1].name}", file=sys.stderr, flush=True
         )
@@ -88,7 +93,11 @@ def _play(
 
     size = AT_ONCE[transport]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return [one for some in pool.map(play_some, range(0, len(lines), size)) for one in some]
+        try:
+            return [one for some in pool.map(play_some, range(0, len(lines), size)) for one in some]
+        except BaseException:  # Ctrl-C: what runs ends first
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def refusal(game: Game) -> str:
@@ -97,7 +106,10 @@ def refusal(game: Game) -> str:
         environment = game.build()
         environment.reset(seed=1)
     except Exception as error:  # noqa: BLE001  # whatever the package raises
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        text = " ".join(str(error).split())
+        for folder in sys.path:
+            text = text.replace(f"{folder}/", "")
+        return f"{type(error).__name__}: {text}"
     return ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from tests.environments.catalogue import Game
     from tests.environments.runs import Played
 
-PACKAGES: Final = ("gymnasium", "mujoco", "box2d", "minigrid", "ale-py", "pettingzoo", "rlcard", "numpy")
+PACKAGES: Final = (
+    *("gymnasium", "mujoco", "box2d", "minigrid", "ale-py", "pettingzoo", "open-spiel", "rlcard", "numpy"),
+    *("stable-baselines3", "torch"),
+)
 HEAD: Final = """\
 # Environments that were played
 
@@ -24,6 +27,7 @@ connected: [environments and agents](environments-and-agents.md).
 
 Each game is played for {episodes} episodes by each transport: by an agent that draws its actions from the action space, of
 the allowed ones where there is an `action_mask`. An episode has a seed, and at most as many steps as the table says.
+The older names of Atari's games (v0, v4: the same games with other keywords) are played for {older}.
 A wrapper around the environment writes down what `reset`, `step` and `last` return, and the agent what it sees and
 does. Both are compared with the steps on record, value by value, in dtype, shape and each part of a nested space: a
 game *plays* if all its episodes ended as they should and all values are the same.
@@ -57,10 +61,10 @@ class Line:
     @property
     def result(self) -> str:
         if self.refused:
-            return f"refused by its package: {self.refused}"
+            return f"its package does not build it: {self.refused}"
         if self.faults:
             return f"**fault**: {self.faults[0]}"
-        return f"raises by itself: {self.raised}" if self.raised else "plays"
+        return f"raises in some episodes: {self.raised}" if self.raised else "plays"
 
 
 def table(lines: Iterable[Line]) -> str:
@@ -100,10 +104,10 @@ def exceptions(lines: Iterable[Line]) -> str:
     )
 
 
-def page(lines: Sequence[Line], *, episodes: int) -> str:
-    packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+def page(lines: Sequence[Line], *, episodes: int, older: int) -> str:
+    packages = ", ".join(f"{name} {found}" for name in PACKAGES if (found := _version(name)))
     parts = [
-        HEAD.format(episodes=episodes),
+        HEAD.format(episodes=episodes, older=older),
         f"Played at {datetime.now(tz=UTC):%Y-%m-%d} with {packages}.\n",
         table(lines) + "\n",
         "## What does not play\n",
@@ -112,6 +116,13 @@ def page(lines: Sequence[Line], *, episodes: int) -> str:
         *(f"**{group}**: {names}\n" for group, names in _names(lines).items()),
     ]
     return "\n".join(parts)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def _names(lines: Iterable[Line]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from tests.environments.catalogue import players_apart
 from tests.environments.comparison import ALONE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from tests.environments.catalogue import Game
@@ -44,7 +44,9 @@ class Played:
     raised: str = ""
 
 
-def play(games: Sequence[Game], transport: Transport, folder: Path, *, episodes: int) -> list[Played]:
+def play(
+    games: Sequence[Game], transport: Transport, folder: Path, *, episodes: Callable[[Game], int]
+) -> list[Played]:
     """`folder` is made and removed."""
     folder.mkdir(parents=True)
     try:
@@ -71,7 +73,9 @@ def play(games: Sequence[Game], transport: Transport, folder: Path, *, episodes:
     ]
 
 
-def _run_file(games: Sequence[Game], transport: Transport, returned: Path, episodes: int) -> dict[str, Any]:
+def _run_file(
+    games: Sequence[Game], transport: Transport, returned: Path, episodes: Callable[[Game], int]
+) -> dict[str, Any]:
     environments, agents, phases = {}, {}, []
     for place, game in enumerate(games):
         name = f"game{place}"
@@ -83,7 +87,7 @@ def _run_file(games: Sequence[Game], transport: Transport, returned: Path, episo
         players = _players(game)
         mine = {player: f"{name}-{number}" for number, player in enumerate(players or (ALONE,))}
         agents |= {
-            agent: {"entry": f"{USER_CODE}:ByLot", "params": {**log, "name": agent}}
+            agent: game.agent or {"entry": f"{USER_CODE}:ByLot", "params": {**log, "name": agent}}
             for agent in mine.values()
         }
         phases.append(
@@ -93,7 +97,7 @@ def _run_file(games: Sequence[Game], transport: Transport, returned: Path, episo
                 "simulate": {
                     "environment": name,
                     "agents": mine if players else [*mine.values()],
-                    "episodes": episodes,
+                    "episodes": episodes(game),
                     "max_steps": game.max_steps,
                     "episode_timeout": "60s",
                     "transport": transport,
@@ -116,8 +120,8 @@ def _players(game: Game) -> tuple[str, ...]:
 
 def _played(result: governor.Result, name: str, game: Game, transport: Transport, folder: Path) -> Played:
     phase = result.phases[name]
-    asked, made = sum(phase.episodes.values()), comparison.returned(comparison.events_in(folder, name))
-    raised = [one.raised for one in made.values() if one.raised]
+    events = [*comparison.events_in(folder, name)]
+    asked, made, raised = sum(phase.episodes.values()), comparison.returned(events), comparison.raised(events)
     played = Played(game=game, transport=transport, raised=raised[0] if raised else "")
     played.episodes = sum(phase.episodes.get(outcome, 0) for outcome in GOOD)
     if not played.episodes or played.episodes + len(raised) != asked:
@@ -128,7 +132,7 @@ def _played(result: governor.Result, name: str, game: Game, transport: Transport
     played.steps = steps.num_rows
     kept = comparison.recorded(steps)
     played.faults += islice(_differences(made, kept, game), MOST)
-    if played.episodes == asked:
+    if played.episodes == asked and game.agent is None:
         agents = comparison.events_in(folder, f"{name}-*.agent")
         played.faults += islice(comparison.unseen(agents, kept), MOST)
     return played
