@@ -106,10 +106,10 @@ def _of_pettingzoo(family: str) -> Iterator[Game]:
 def _of_stable_baselines3() -> Iterator[Game]:
     """Its algorithms with an environment each."""
     for algorithm, name, params in (
-        ("PPO", "CartPole-v1", {"n_steps": 64}),
+        ("PPO", "CartPole-v1", {"n_steps": 64, "n_epochs": 2}),
         ("A2C", "CartPole-v1", {}),
         ("DQN", "CartPole-v1", {"learning_starts": 50}),
-        ("SAC", "Pendulum-v1", {"learning_starts": 50}),
+        ("SAC", "Pendulum-v1", {"learning_starts": 50, "train_freq": 25, "batch_size": 32}),
     ):
         yield Game(
             group="stable-baselines3",

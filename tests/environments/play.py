@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{sum(line.plays for line in lines)} of {len(lines)} games play, in {perf_counter() - begun:.0f} s"
     )
     if options.page:
-        options.page.write_text(page(lines, episodes=options.episodes, older=older))
+        options.page.write_text(page(lines))
     return int(any(line.faults for line in lines))
 
 

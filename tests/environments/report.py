@@ -25,9 +25,10 @@ Environments of well-known packages, as they come from the package index: this p
 others do not. `tests/environments/play.py` writes it; `make test-all` plays the same games. How environments are
 connected: [environments and agents](environments-and-agents.md).
 
-Each game is played for {episodes} episodes by each transport: by an agent that draws its actions from the action space, of
-the allowed ones where there is an `action_mask`. An episode has a seed, and at most as many steps as the table says.
-The older names of Atari's games (v0, v4: the same games with other keywords) are played for {older}.
+Each game is played by each transport, in process and through conductors, by an agent that draws its actions from the
+action space, of the allowed ones where there is an `action_mask`. Algorithms of Stable-Baselines3 learn meanwhile. Each
+episode has a seed, and ends after so many steps at the latest.
+
 A wrapper around the environment writes down what `reset`, `step` and `last` return, and the agent what it sees and
 does. Both are compared with the steps on record, value by value, in dtype, shape and each part of a nested space: a
 game *plays* if all its episodes ended as they should and all values are the same.
@@ -72,7 +73,15 @@ def table(lines: Iterable[Line]) -> str:
     groups: defaultdict[str, list[Line]] = defaultdict(list)
     for line in lines:
         groups[line.game.group].append(line)
-    head = ("group", "ids", "play", "steps of an episode", "in process", "through conductors")
+    head = (
+        "group",
+        "ids",
+        "play",
+        "episodes of each",
+        "steps of an episode",
+        "in process",
+        "through conductors",
+    )
     rows = [head, *(_row(group, members) for group, members in groups.items())]
     return "\n".join(["| " + " | ".join(row) + " |" for row in (rows[0], ("---",) * len(head), *rows[1:])])
 
@@ -83,6 +92,7 @@ def _row(group: str, lines: Sequence[Line]) -> tuple[str, ...]:
         group,
         str(len(lines)),
         str(sum(line.plays for line in lines)),
+        str(max((one.episodes for line in lines for one in line.played), default=0)),
         "at most " + " or ".join(map(str, most)),
         *(_told(lines, transport) for transport in ("in_process", "conductors")),
     )
@@ -104,10 +114,10 @@ def exceptions(lines: Iterable[Line]) -> str:
     )
 
 
-def page(lines: Sequence[Line], *, episodes: int, older: int) -> str:
+def page(lines: Sequence[Line]) -> str:
     packages = ", ".join(f"{name} {found}" for name in PACKAGES if (found := _version(name)))
     parts = [
-        HEAD.format(episodes=episodes, older=older),
+        HEAD,
         f"Played at {datetime.now(tz=UTC):%Y-%m-%d} with {packages}.\n",
         table(lines) + "\n",
         "## What does not play\n",

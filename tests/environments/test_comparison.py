@@ -219,7 +219,7 @@ def test_the_table_names_each_game_that_does_not_play():
         report.Line(game=game, refused="ImportError: no bricks"),
         report.Line(game=game, played=[Played(game=game, transport="conductors", faults=["step 3 differs"])]),
     ]
-    assert "| corridors | 3 | 1 | at most 5 | 2 episodes, 9 steps |" in report.table(lines)
+    assert "| corridors | 3 | 1 | 2 | at most 5 | 2 episodes, 9 steps |" in report.table(lines)
     assert report.exceptions(lines).splitlines() == [
         "* `Hall-v0`: its package does not build it: ImportError: no bricks",
         "* `Hall-v0`: **fault**: conductors: step 3 differs",

@@ -11,7 +11,8 @@ import pytest
 from tests.support import from_index
 
 HERE = Path(__file__).parent
-pytestmark = [pytest.mark.long, pytest.mark.system]
+SECONDS = 1750
+pytestmark = [pytest.mark.long, pytest.mark.system, pytest.mark.timeout(SECONDS + 50)]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def test_all_that_its_package_builds_plays(packages, tmp_path, group, least):
         env={**os.environ, "PYTHONPATH": str(packages)},
         capture_output=True,
         text=True,
-        timeout=880,
+        timeout=SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
