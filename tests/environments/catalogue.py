@@ -108,7 +108,7 @@ def _of_stable_baselines3() -> Iterator[Game]:
     for algorithm, name, params in (
         ("PPO", "CartPole-v1", {"n_steps": 64, "n_epochs": 2}),
         ("A2C", "CartPole-v1", {}),
-        ("DQN", "CartPole-v1", {"learning_starts": 50}),
+        ("DQN", "CartPole-v1", {"learning_starts": 50, "total_timesteps": 1000}),
         ("SAC", "Pendulum-v1", {"learning_starts": 50, "train_freq": 25, "batch_size": 32}),
     ):
         yield Game(
