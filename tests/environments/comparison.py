@@ -71,8 +71,16 @@ def events_in(folder: Path, name: str) -> Iterator[tuple[Any, ...]]:
 
 
 def raised(events: Iterable[tuple[Any, ...]]) -> list[str]:
-    """What the environment has raised, with the method."""
-    return [f"{event[1]}: {event[2]}" for event in events if event[0] == "raised"]
+    """What the environment has raised, with the method, and which resets did not return."""
+    found: list[str] = []
+    resetting: list[int] = []
+    for kind, *values in [*events, ("end",)]:
+        if resetting and kind in {"resets", "end"}:
+            found.append(f"reset(seed={resetting[0]}) does not return")
+        resetting = values if kind == "resets" else []
+        if kind == "raised":
+            found.append(f"{values[0]}: {values[1]}")
+    return found
 
 
 def returned(events: Iterable[tuple[Any, ...]]) -> dict[int, Episode]:

@@ -65,7 +65,7 @@ class Line:
             return f"its package does not build it: {self.refused}"
         if self.faults:
             return f"**fault**: {self.faults[0]}"
-        return f"raises in some episodes: {self.raised}" if self.raised else "plays"
+        return f"fails by itself in some episodes: {self.raised}" if self.raised else "plays"
 
 
 def table(lines: Iterable[Line]) -> str:

@@ -187,6 +187,13 @@ def test_what_an_agent_saw_otherwise_is_found():
     assert len([*comparison.unseen(seen[:1], {7: KEPT})]) == 1
 
 
+def test_what_an_environment_raises_or_does_not_return_from_is_told():
+    played = [("resets", 7), *MADE, ("resets", 8), ("raised", "reset", "ValueError: 8"), ("resets", 9)]
+    assert comparison.raised(played[:4]) == []
+    assert comparison.raised(played) == ["reset: ValueError: 8", "reset(seed=9) does not return"]
+    assert [*comparison.returned(played)] == [7]
+
+
 # -- games --------------------------------------------------------------------------------------------------
 
 

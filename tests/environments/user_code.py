@@ -76,6 +76,8 @@ class Logged:
         return returned
 
     def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        if method == "reset":
+            self.log.write("resets", named["seed"])
         try:
             return getattr(self.environment, method)(*arguments, **named)
         except Exception as error:
