@@ -36,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [game for game in games() if _is_wanted(game, options.words)]
     older = options.episodes if options.older is None else options.older
     begun = perf_counter()
+    # for the user code of the runs
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [runs.ROOT, os.environ.get("PYTHONPATH")]))
 
     def episodes(game: Game) -> int:
         return older if game.group == OLDER else options.episodes

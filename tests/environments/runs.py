@@ -11,6 +11,7 @@ import json
 import shutil
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import governor
@@ -21,11 +22,12 @@ from tests.environments.comparison import ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     from tests.environments.catalogue import Game
 
 Transport: TypeAlias = Literal["in_process", "conductors"]
+ROOT: Final = str(Path(__file__).resolve().parents[2])
+"""Must be on PYTHONPATH: the runs import `USER_CODE`."""
 USER_CODE: Final = "tests.environments.user_code"
 GOOD: Final = frozenset({"terminated", "truncated"})
 MOST: Final = 3

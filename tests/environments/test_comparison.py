@@ -197,6 +197,11 @@ def test_what_an_environment_raises_or_does_not_return_from_is_told():
 # -- games --------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def user_code(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", runs.ROOT)
+
+
 @pytest.mark.system
 @pytest.mark.parametrize("transport", ["in_process", "conductors"])
 def test_what_gymnasium_has_without_more_packages_plays(tmp_path, transport):
