@@ -106,6 +106,7 @@ class AgentConductor(Conductor):
             endpoint=self.host.endpoint,
             needs_info=self.host.needs_info,
             hears_ends=self.host.hears_ends,
+            masked=self.host.is_masked,
         )
 
     async def _open_session(self, wanted: control.Join) -> str:
@@ -124,6 +125,7 @@ class AgentConductor(Conductor):
                 worker=wanted.worker,
                 workers=wanted.workers,
                 trains=wanted.trains,
+                seed=wanted.seed,
             )
         )
         for held in old:

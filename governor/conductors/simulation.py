@@ -17,7 +17,7 @@ from governor.conductors.conductor import Conductor
 from governor.conductors.phase_work import SimulationWork
 from governor.episodes.local.in_process import InProcess
 from governor.episodes.records.checkpoints import COPY_SECONDS
-from governor.episodes.remote import control, rounds
+from governor.episodes.remote import control, playing
 from governor.episodes.rules.conditions import faults
 from governor.episodes.simulation import Simulation
 from governor.episodes.text.entries import is_language_model
@@ -75,8 +75,8 @@ class SimulationController(Conductor):
         wrong = faults(command)
         if not command.agents or not {*command.players.values()} <= {*command.agents}:
             wrong.append(f"its players' agents {command.players} are not among {command.agents}")
-        if command.transport == "conductors" and (len(command.agents) > 1 or command.players):
-            wrong.append("several players need transport: in_process")
+        if command.transport == "ray" and (len(command.agents) > 1 or command.players):
+            wrong.append("several players need transport: conductors or in_process")
         if command.workers < 1:
             wrong.append(f"workers must be at least 1, not {command.workers}")
         if command.transport == "in_process" and (
@@ -96,7 +96,7 @@ class SimulationController(Conductor):
         command = simulation.command
         if command.transport == "conductors":
             copy = copy_through_conductors(self.link, self.spec.uid)
-            return simulation.run(rounds.run_worker, copy=copy)
+            return simulation.run(playing.run_worker, copy=copy)
         if is_language_model(command.made_agents[0].entry):
             return _play_text(simulation)
         return InProcess(simulation, agents=self._agents, give_up=self.fail).run()

@@ -1,7 +1,8 @@
 """How the methods of a user's agent are called: which of the optional ones it has, with which of the optional parameters.
 
 Rules:
-1. An optional parameter is passed to a method that names it in its signature: `worker` and `player`. That is found out once.
+1. An optional parameter is passed to a method that names it in its signature: `worker`, `player`, `action_mask` (`masks`). That is
+   found out once.
 2. What `act` returns beside its action stays in this process. It is recognized as a dict that is the second of two items; where
    actions themselves are such pairs, only if the first item is one, too.
 3. An agent without any of this pays one comparison for each action.
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
+from governor.episodes import masks
 from governor.episodes.entries import Abandoned
 from governor.episodes.spaces import Dict, OneOf, Tuple, copier, unstack
 from governor.episodes.transition import NO_EXTRAS
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
     from governor.episodes.spaces import SpaceSpec
     from governor.episodes.transition import Episode
 
-OPTIONAL: Final = ("player", "worker")
-"""Parameters that `act`, `act_many` and `learn` may have."""
+OPTIONAL: Final = ("player", "worker", masks.NAME)
+"""Parameters that `act` and `act_many` may have; `learn` the first two."""
 Acted: TypeAlias = "tuple[Any, Mapping[str, Any]]"
 """An action, copied in the dtype and shape of its space, and its extras."""
 
@@ -45,40 +47,54 @@ class AgentCalls:
         self._action = action
         self._are_pairs = _may_be_pair(action)
         self._conform = copier(action)  # an agent may write its next action over the last one
-        self._acts: dict[tuple[bool, int, str], Callable[[Any], Acted]] = {}
+        self._acts: dict[tuple[bool, int, str], Callable[..., Acted]] = {}
         self._act_options = optional_parameters(agent, "act")
         self._many_options = optional_parameters(agent, "act_many")
+        self.is_masked = masks.NAME in self._act_options | self._many_options
+        """Whether it takes action masks."""
 
-    def act_of(self, *, explore: bool, worker: int, player: str = "") -> Callable[[Any], Acted]:
-        """What asks the agent for the action of one observation of this stream. It raises ValueError and what the agent raises."""
+    def act_of(self, *, explore: bool, worker: int, player: str = "") -> Callable[..., Acted]:
+        """What asks the agent for the action of one observation of this stream; the action mask may follow. It raises ValueError and what
+        the agent raises.
+        """
         found = self._acts.get((explore, worker, player))
         if found is None:
             found = self._acts[explore, worker, player] = self._make_act(explore, worker, player)
         return found
 
-    def _make_act(self, explore: bool, worker: int, player: str) -> Callable[[Any], Acted]:  # noqa: FBT001  # as `act_of`
+    def _make_act(self, explore: bool, worker: int, player: str) -> Callable[..., Acted]:  # noqa: FBT001  # as `act_of`
         act, conform = self.agent.act, self._conform
         options = _options(self._act_options, worker, player)
 
-        def call(observation: Any) -> Acted:
+        def call(observation: Any, mask: Any = None) -> Acted:  # noqa: ARG001  # as `call_with_mask`
             found = act(observation, explore=explore)
             if isinstance(found, tuple):
                 found, extras = self._split(found)
                 return conform(found), extras
             return conform(found), NO_EXTRAS
 
-        def call_with_options(observation: Any) -> Acted:
+        def call_with_options(observation: Any, mask: Any = None) -> Acted:  # noqa: ARG001  # likewise
             found, extras = self._split(act(observation, explore=explore, **options))
             return conform(found), extras
 
+        def call_with_mask(observation: Any, mask: Any = None) -> Acted:
+            found, extras = self._split(act(observation, explore=explore, action_mask=mask, **options))
+            return conform(found), extras
+
+        if masks.NAME in self._act_options:
+            return call_with_mask
         return call_with_options if options else call
 
     def act_many(
-        self, observations: Any, workers: Sequence[int], *, explore: bool
+        self, observations: Any, workers: Sequence[int], of_rows: Sequence[Any] = (), *, explore: bool
     ) -> list[Acted | BaseException]:
-        """For each of a batch of observations (`spaces.stack`) the action and its extras, or the exception of that row."""
+        """For each of a batch of observations (`spaces.stack`) the action and its extras, or the exception of that row. `of_rows` are the
+        action masks, for an agent that `is_masked`.
+        """
         rows = len(workers)
         options = {"worker": np.array(workers, np.int64)} if "worker" in self._many_options else {}
+        if masks.NAME in self._many_options:
+            options[masks.NAME] = masks.together(of_rows)
         try:
             returned = self.agent.act_many(observations, explore=explore, **options)
             actions, extras = self._split_many(returned, rows)

@@ -32,6 +32,7 @@ class Agent(Protocol):
     Observations and actions have the dtype and shape of their space, without a batch axis: int for Discrete. `act`, `act_many` and
     `learn` are passed `worker` and `player` if they have parameters of these names: the stream of steps as of
     `Transition.worker`, in `act_many` an int64 array of shape (batch,), and the name of the player, where there are several.
+    `act` and `act_many` get `action_mask` likewise: which actions the environment allows now (`masks`).
     No two of its methods run at the same time.
 
     `needs_info`: transitions have the environment's info. `rollout_steps` is n of `learn_batch`. `streams` is ``"one"`` for an agent

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
+from governor.episodes import masks
 from governor.episodes.agent_calls import optional_parameters
 from governor.episodes.records import state_file
 from governor.errors import ConductorError
@@ -45,7 +46,7 @@ class Learned:
         self.learn = self._learn if self._by_step or rollouts is not None else None
         self.agent = agent
         self.rollouts = rollouts
-        self._options = optional_parameters(agent, "learn")
+        self._options = optional_parameters(agent, "learn") - {masks.NAME}
         self._path = path
         metrics = getattr(agent, "metrics", None)
         self._metrics: Callable[[], Any] | None = metrics if callable(metrics) else None

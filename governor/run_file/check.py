@@ -134,8 +134,11 @@ def _by_transport(one: Simulated) -> Iterator[tuple[Path, str]]:
             (*one.path, "environment"),
             f"environment {one.environment!r} has a 'vector', which is not for transport: ray",
         )
-    if one.has_players and one.transport != "in_process":
-        yield (*one.path, "agents"), "are for several players: that needs transport: in_process"
+    if one.has_players and one.transport == "ray":
+        yield (
+            (*one.path, "agents"),
+            "are for several players: that needs transport: conductors or in_process",
+        )
     elif one.has_players and is_vector:
         yield (*one.path, "agents"), "are for several players: their environment can have no 'vector'"
     if one.transport == "ray":

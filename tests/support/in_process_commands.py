@@ -40,7 +40,7 @@ PLAYERS = {"red": "romeo", "blue": "juliet"}
 def parallel(
     *, env="Pair", agents=BOTH, agent="Always", players=PLAYERS, params=None, vector=1, **env_params
 ):
-    """As `inside`, for a parallel environment; `params` are those of each agent by its name."""
+    """As `inside`, for an environment of several players; `params` are those of each agent by its name."""
     params = params or {}
     entry = env if ":" in env else f"parallel_world:{env}"
     return {
@@ -49,9 +49,15 @@ def parallel(
         "players": players,
         "made_environment": Made(entry=entry, params=env_params, vector=vector),
         "made_agents": tuple(
-            Made(entry=f"parallel_world:{agent}", params=params.get(name, {})) for name in agents
+            Made(entry=agent if ":" in agent else f"parallel_world:{agent}", params=params.get(name, {}))
+            for name in agents
         ),
     }
+
+
+def turns(*, env="Nim", agent="turns_world:Legal", agents=("one",), players=None, **more):
+    """Likewise, one whose players take turns."""
+    return parallel(env=f"turns_world:{env}", agent=agent, agents=agents, players=players or {}, **more)
 
 
 def outcomes(records):

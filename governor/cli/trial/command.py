@@ -348,7 +348,8 @@ class _StepTable:
             name = f"{'player':<13}" if step.player else ""
             say(f"{'step':>5}  {name}{'observation':<33} {'action':<14} {'reward':>9}")
         end = "  terminated" if step.terminated else "  truncated" if step.truncated else ""
-        seen, done = _short(step.observation, 33), _short(step.action, 14)
+        acted = step.action is not None
+        seen, done = (_short(step.observation, 33), _short(step.action, 14)) if acted else ("", "")
         say(f"{step.number:>5}  {player}{seen:<33} {done:<14} {step.reward:>9.4g}{end}")
 
 

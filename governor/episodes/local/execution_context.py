@@ -1,4 +1,7 @@
-"""The state of a worker in process: whose code runs, in which episode, until when. `in_process` watches it for hangs."""
+"""The state of a worker in process: whose code runs, in which episode, until when. `in_process` watches it for hangs.
+
+What a worker raises beside that is here, too.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,18 @@ JOIN: Final = "agent.__init__"
 
 class WrittenOff(Exception):
     """The worker came back after it had been declared hung: its episode is recorded already, or another process plays it."""
+
+
+class NotRecorded(Exception):
+    """A step could not be written; one line."""
+
+
+class SeveralPlayers(Exception):
+    """The environment has several players: `players.PlayersWorker` plays those."""
+
+    def __init__(self, environment: Any) -> None:
+        super().__init__()
+        self.environment = environment
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -16,10 +16,10 @@ import msgspec
 
 from governor.episodes.context import Context, reports
 from governor.episodes.local import local_agent, notices
-from governor.episodes.local.execution_context import SAVE, ExecutionContext, current_episodes
+from governor.episodes.local.execution_context import SAVE, ExecutionContext, SeveralPlayers, current_episodes
 from governor.episodes.local.one_episode import OneEpisode
-from governor.episodes.local.parallel import ParallelWorker
-from governor.episodes.local.stepping import LocalEpisodeWorker, SeveralPlayers
+from governor.episodes.local.players import PlayersWorker
+from governor.episodes.local.stepping import LocalEpisodeWorker
 from governor.episodes.records.recording import Columns, StepRecorder
 from governor.episodes.rules.evaluation import entropy
 from governor.episodes.rules.seeds import episode_seed
@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
 
 class ForegroundStep(NamedTuple):
-    """One step of a player (``""`` if there is only one); observation and action as user code gets them."""
+    """One step of a player (``""`` if there is only one); observation and action as user code gets them, None of a player that did
+    not act, but got a reward or left.
+    """
 
     number: int
     player: str
@@ -173,7 +175,7 @@ class _Worker(LocalEpisodeWorker):
             close()
 
 
-class _PlayersWorker(_Worker, ParallelWorker):
+class _PlayersWorker(_Worker, PlayersWorker):
     """Likewise, of several players."""
 
 
@@ -195,7 +197,12 @@ class _ShownSteps(StepRecorder):
             self._number += 1
             by_player = row if alone is None else (row,)
             for (name, slot), values in zip(slots, by_player, strict=False):  # a last item is of `info`
-                if values is not None:  # else the player did not act
-                    observation, action, reward, terminated, truncated, *_ = values
+                if values is None:  # the player took no part
+                    continue
+                observation, action, reward, terminated, truncated, *_ = values
+                shown = None, None
+                if observation is not None:
                     shown = decoder(slot.observation)(observation), decoder(slot.action)(action)
-                    self._show(ForegroundStep(self._number, name, *shown, reward, terminated, truncated))
+                elif not (reward or terminated or truncated):
+                    continue
+                self._show(ForegroundStep(self._number, name, *shown, reward, terminated, truncated))

@@ -25,7 +25,7 @@ from governor.episodes.rules.seeds import agent_seed
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from governor.episodes.agent_calls import Acted
@@ -52,13 +52,13 @@ class Calls(NamedTuple):
     """The methods of the agent for one worker; None for a method that it lacks. Actions are copies in the dtype and shape of their
     space. `act` takes one observation and returns the action and its extras; it raises ValueError and what the agent raises.
     `act_many` takes the batch of several (`spaces.stack`) and the worker of each row, and returns one item for each row: as `act`, or
-    the exception of that row. `begin` and `end` take an episode; None if the agent does not want to know. `learns_in` is the method
+    the exception of that row. Both take one more argument if the agent `is_masked`: the mask, or a sequence of masks. `begin` and `end` take an episode; None if the agent does not want to know. `learns_in` is the method
     that learns, for faults.
     """
 
-    act: Callable[[Any], Acted]
+    act: Callable[..., Acted]
     learn: Callable[[Transition], Any] | None
-    act_many: Callable[[Any, Sequence[int]], list[Acted | BaseException]] | None
+    act_many: Callable[..., list[Acted | BaseException]] | None
     weights: Learned | ActedWeights
     begin: Callable[[Episode], Any] | None
     end: Callable[[Episode], Any] | None
@@ -112,6 +112,11 @@ class LocalAgent:
     def needs_info(self) -> bool:
         """Whether its transitions have the environment's info; of an agent that a worker has joined."""
         return self._calls.needs_info
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether it takes action masks; likewise."""
+        return self._calls.is_masked
 
     def calls(
         self, number: int, *, alone: bool, explore: bool = True, worker: int = 0, player: str = ""

@@ -35,7 +35,10 @@ from governor.episodes.local.execution_context import (
     RESET,
     SAVE,
     STEP,
+    NotRecorded,
+    SeveralPlayers,
 )
+from governor.episodes.masks import MaskReader
 from governor.episodes.records.reports import EpisodeReports
 from governor.episodes.simulation import Paused
 from governor.episodes.step_info import with_info
@@ -71,18 +74,6 @@ recorded, and is sent the action, the version of the weights, the agent's `learn
 log = logs.get_logger()
 
 
-class NotRecorded(Exception):
-    """A step could not be written; one line."""
-
-
-class SeveralPlayers(Exception):
-    """The environment has several players: `parallel.ParallelWorker` plays those."""
-
-    def __init__(self, environment: Any) -> None:
-        super().__init__()
-        self.environment = environment
-
-
 @dataclass(slots=True, eq=False)
 class LocalSlot:
     """One environment and its current episode. `resets` are those of the part when it was built; `observation` and `encoded`, as
@@ -102,6 +93,7 @@ class LocalSlot:
     calls: Calls = field(init=False)
     calls_of: tuple[int, bool] | None = None
     begun: tuple[Episode, Mapping[str, Calls]] | None = None
+    masks: MaskReader | None = None  # for an agent that takes action masks
 
 
 class LocalEpisodeWorker:
@@ -212,8 +204,13 @@ class LocalEpisodeWorker:
         slot.read = reader_of(wanted)
         context.info = InfoFigures(wanted, columns_of(wanted)) if wanted else None
         self._needs_info = self._agent.needs_info
+        if self._agent.is_masked:
+            slot.masks = MaskReader(action, slot.read)
+            slot.read = slot.masks.read
         read = with_info(slot.read) if self._needs_info else slot.read
         slot.step = stepper(environment, self._observed, copied=spaces.duplicator(action), read=read)
+        if slot.masks is not None:
+            slot.step = slot.masks.stepper(slot.step)
         slot.recorder = self._simulation.recorder(context.number, self._observation, action)
 
     def _calls_for(self, slot: LocalSlot, *, explore: bool) -> Calls:
@@ -307,6 +304,8 @@ class LocalEpisodeWorker:
         observation, encoded, row = first_observation(slot.environment, seed, self._observed, slot.read)
         if figures is not None:
             figures.begin(row)
+        if slot.masks is not None:
+            slot.masks.note(observation)
         return observation, encoded
 
     def _steps(  # noqa: C901, PLR0912, PLR0915  # each is a step's own
@@ -317,6 +316,8 @@ class LocalEpisodeWorker:
         command, alone = simulation.command, self._alone
         calls = self._calls_for(slot, explore=explore)
         act, learn, weights = calls.act, calls.learn, calls.weights
+        if slot.masks is not None:
+            act = slot.masks.asking(act)
         step, informed, info = slot.step, self._needs_info, NO_INFO
         worker, index = context.number, context.index
         rows, most = recorder.steps, recorder.most

@@ -38,7 +38,8 @@ def choose(slots: Sequence[LocalSlot], observed: SpaceSpec) -> list[tuple[Any, .
         observations = stack(observed, [slot.observation for slot in slots])
     for slot in slots:
         slot.context.where = ACT
-    found = calls.act_many(observations, [slot.context.number for slot in slots])
+    masks = () if slots[0].masks is None else ([slot.masks and slot.masks.mask for slot in slots],)
+    found = calls.act_many(observations, [slot.context.number for slot in slots], *masks)
     for slot in slots:
         slot.context.where = ""
     version, learn = calls.weights.version, calls.learn
@@ -54,7 +55,8 @@ def _act(slot: LocalSlot) -> tuple[Any, ...]:
     context, calls = slot.context, slot.calls
     context.where = ACT
     try:
-        action, extras = calls.act(slot.observation)
+        act = calls.act if slot.masks is None else slot.masks.asking(calls.act)
+        action, extras = act(slot.observation)
     except BaseException as error:  # noqa: BLE001  # user code: any error is this episode's fault
         return error, 0, None, NO_EXTRAS
     finally:

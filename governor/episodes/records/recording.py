@@ -41,23 +41,32 @@ RESERVED: Final = frozenset(
     {"phase", "worker", "episode", "attempt", "seed", "step", "weight_version", "outcome", ANY_INFO}
 )
 """Columns of every table of steps; no player may have such a name."""
+OF_ACTION: Final = (0, 1, 5)
+"""Places in a player's row: what it has only where it acted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingSlot:
-    """The spaces of one agent of an environment."""
+    """The spaces of one agent of an environment. `turns`: it takes part in steps in which it does not act, so observation,
+    action and version may be null.
+    """
 
     observation: SpaceSpec
     action: SpaceSpec
+    turns: bool = False
 
     @cached_property
     def fields(self) -> list[pa.Field]:
-        return [
+        fields = [
             *map(field, ("observation", "action"), self.columns),
             pa.field("reward", pa.float64(), nullable=False),
             pa.field("terminated", pa.bool_(), nullable=False),
             pa.field("truncated", pa.bool_(), nullable=False),
             pa.field("weight_version", pa.int64(), nullable=False),
+        ]
+        return [
+            one.with_nullable(True) if self.turns and place in OF_ACTION else one
+            for place, one in enumerate(fields)
         ]
 
     @cached_property
@@ -82,11 +91,26 @@ class RecordingSlot:
         ]
 
     def struct(self, rows: Sequence[tuple[Any, ...] | None]) -> pa.Array:
-        """None is the row of a player that did not act."""
+        """None is the row of a player that took no part; with `turns`, one that did not act has None as observation, action and
+        version.
+        """
         absent = np.fromiter((row is None for row in rows), np.bool_, len(rows))
         observed, acted = self.columns
         blank = (observed.blank, acted.blank, 0.0, False, False, 0)
-        values = self.arrays(_columns([row or blank for row in rows], len(blank)))
+        full = [row or blank for row in rows]
+        if not self.turns:
+            values = self.arrays(_columns(full, len(blank)))
+            return pa.StructArray.from_arrays(values, fields=self.fields, mask=array(absent))
+        idle = np.fromiter((row is None or row[0] is None for row in rows), np.bool_, len(rows))
+        filled = [(blank[0], blank[1], *row[2:5], 0) if row[0] is None else row for row in full]
+        values = self.arrays(_columns(filled, len(blank)))
+        of_action = pa.StructArray.from_arrays(
+            [values[place] for place in OF_ACTION],
+            fields=[self.fields[place] for place in OF_ACTION],
+            mask=array(idle),
+        )
+        for place, nullable in zip(OF_ACTION, of_action.flatten(), strict=True):
+            values[place] = nullable
         return pa.StructArray.from_arrays(values, fields=self.fields, mask=array(absent))
 
 
@@ -111,8 +135,10 @@ class Columns:
         cls,
         spaces: Mapping[str, tuple[SpaceSpec, SpaceSpec]],
         wanted: Wanted | None = None,
+        *,
+        turns: bool = False,
     ) -> Columns:
-        """A struct for each player, null in the steps in which it did not act. Raises ConductorError."""
+        """A struct for each player, null in the steps in which it took no part; `turns` as of `RecordingSlot`. Raises ConductorError."""
         for name in spaces:
             if name in RESERVED:
                 raise ConductorError(
@@ -120,7 +146,7 @@ class Columns:
                 )
         return cls(
             players=tuple(
-                (name, RecordingSlot(observation=observation, action=action))
+                (name, RecordingSlot(observation=observation, action=action, turns=turns))
                 for name, (observation, action) in spaces.items()
             ),
             info=columns_of(wanted or {}, [*spaces]),

@@ -25,7 +25,8 @@ class AgentEpisode:
     `explore` and `learn` hold for all of its steps, `observation`, `action` and `extras` are the last ones. `fault` is (where, reason)
     once a call for it has failed. `number` is its number in the phase, negative if unknown; `evaluation` as of `wire.ResetFrame`.
     `reported`: since the last answer. `told` is what the agent knows of it at its begin; since then it had `steps`, and the return
-    `value`.
+    `value`. `mask` is the action mask of `observation`. `player`: of several players, whose turns these are; a fault is that of the
+    `whole` too. `prefix` is put before the names of its metrics.
     """
 
     session: bytes
@@ -42,6 +43,10 @@ class AgentEpisode:
     told: Episode | None = None
     steps: int = 0
     value: float = 0.0
+    mask: Any = None
+    player: str = ""
+    whole: AgentEpisode | None = None
+    prefix: str = ""
 
     def attempt(self, where: str, call: Callable[..., object], *args: Any) -> None:
         """Runs user code: whatever it raises is this episode's fault."""
@@ -50,7 +55,12 @@ class AgentEpisode:
         except Abandoned:
             raise
         except BaseException as error:  # noqa: BLE001  # as above
-            self.fault = where, reason_of(error)
+            self.fail(where, error)
+
+    def fail(self, where: str, error: BaseException) -> None:
+        self.fault = f"{where} of {self.player}" if self.player else where, reason_of(error)
+        if self.whole is not None:
+            self.whole.fault = self.whole.fault or self.fault
 
     def stepped(self, observation: Any, reward: float, *, ends: tuple[bool, bool], info: Any) -> Transition:
         """Its last step, which led to `observation`; `ends`: whether it is terminated and truncated."""
@@ -66,12 +76,15 @@ class AgentEpisode:
             worker=0 if told is None else told.worker,
             step=self.steps - 1,
             seed=-1 if told is None else told.seed,
+            player=self.player,
             info=NO_INFO if info is None else info,
             extras=self.extras,
         )
 
-    def ended(self, outcome: str, value: float, steps: int) -> Episode | None:
+    def ended(
+        self, outcome: str, value: float, steps: int, values: Mapping[str, float] = NO_EXTRAS
+    ) -> Episode | None:
         """As the agent is told of its end; None if it does not know the episode."""
         if self.told is None:
             return None
-        return msgspec.structs.replace(self.told, outcome=outcome, value=value, steps=steps)
+        return msgspec.structs.replace(self.told, outcome=outcome, value=value, steps=steps, values=values)

@@ -5,6 +5,7 @@ It is built at the first join, when its spaces are known (`agent_runtime`); a sa
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from governor import logs
@@ -56,12 +57,16 @@ class AgentHost(ThreadHost):
 
     @property
     def needs_info(self) -> bool:
-        """As of `control.Joined`, once there is a session; so is `hears_ends`. For any thread."""
+        """As of `control.Joined`, once there is a session; so are `hears_ends` and `is_masked`. For any thread."""
         return self._runtime is not None and self._runtime.calls.needs_info
 
     @property
     def hears_ends(self) -> bool:
         return self._runtime is not None and self._runtime.calls.hears_ends
+
+    @property
+    def is_masked(self) -> bool:
+        return self._runtime is not None and self._runtime.calls.is_masked
 
     # -- called through `run_in_thread` -----------------------------------------------------------------
 
@@ -76,12 +81,15 @@ class AgentHost(ThreadHost):
         worker: int = 0,
         workers: int = 1,
         trains: bool = False,
+        seed: int | None = None,
     ) -> None:
-        """Opens a session of a worker of a phase with so many streams of steps, which replaces `old`; builds the agent if there is none.
-        Raises ConductorError with one line.
+        """Opens a session of a worker of a phase with so many streams of steps, which replaces `old`; builds the agent if there is none,
+        with this `seed` if one is given. Raises ConductorError with one line.
         """
         runtime, given = self._runtime, (observation, action)
         if runtime is None:
+            if seed is not None:
+                self._source = replace(self._source, seed=seed)
             runtime = AgentRuntime(self._source, spaces=given, name=self.name, reply=self.reply)
             self._runtime = runtime
         spaces.require_same(runtime.spaces, given, of=self.name)

@@ -190,7 +190,7 @@ class LearnBeside(LearnInStep):
             work()
 
     def _learn(self, episode: AgentEpisode, transition: Transition) -> None:
-        if episode.fault is not None and episode.fault[0] == self._learned.where:
+        if episode.fault is not None and episode.fault[0].startswith(self._learned.where):
             return
         with self._condition:
             self._condition.wait_for(
@@ -289,7 +289,7 @@ class AgentRuntime:
             raise
         except BaseException as error:  # noqa: BLE001  # no snapshot, from user code
             for episode in episodes:
-                episode.fault = "agent.act", reason_of(error)
+                episode.fail("agent.act", error)
             return 0
 
     def begin(self, episode: AgentEpisode) -> None:
@@ -327,7 +327,12 @@ class AgentRuntime:
 
     def _report(self, episode: AgentEpisode) -> None:
         if values := self._learned.metrics():
-            reports.add(values, of="metrics()", to=episode.reported)
+            named = (
+                {f"{episode.prefix}{name}": value for name, value in values.items()}
+                if episode.prefix
+                else values
+            )
+            reports.add(named, of="metrics()", to=episode.reported)
 
     def save(self, work: AgentEpisode) -> None:
         """Writes what was learned in ended episodes to disk; sets the fault of `work` if that fails."""
@@ -355,17 +360,19 @@ class AgentRuntime:
             episode.attempt("agent.act", self._act_for, episode, explore)
 
     def _act_for(self, episode: AgentEpisode, explore: bool) -> None:  # noqa: FBT001  # for `attempt`
-        act = self._strategy.actor.act_of(explore=explore, worker=_worker_of(episode))
-        episode.action, episode.extras = act(episode.observation)
+        worker, player = _worker_of(episode), episode.player
+        act = self._strategy.actor.act_of(explore=explore, worker=worker, player=player)
+        episode.action, episode.extras = act(episode.observation, episode.mask)
 
     def _act_at_once(self, episodes: Sequence[AgentEpisode], *, explore: bool) -> None:
         self._enter("agent.act", episodes)
         observations = stack(self.spaces[0], [episode.observation for episode in episodes])
         workers = [_worker_of(episode) for episode in episodes]
-        found = self._strategy.actor.act_many(observations, workers, explore=explore)
+        masks = [episode.mask for episode in episodes] if self.calls.is_masked else []
+        found = self._strategy.actor.act_many(observations, workers, masks, explore=explore)
         for episode, acted in zip(episodes, found, strict=True):
             if isinstance(acted, BaseException):
-                episode.fault = "agent.act", reason_of(acted)
+                episode.fail("agent.act", acted)
             else:
                 episode.action, episode.extras = acted
 

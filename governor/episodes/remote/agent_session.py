@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from governor.episodes.context import reports
 from governor.episodes.remote import wire
 from governor.episodes.remote.agent_episode import AgentEpisode
+from governor.episodes.remote.players_session import PlayersSession, finished, received, reported_for, sent
 from governor.episodes.transition import Episode
 from governor.failures import Reason
 from governor.output.attribution import Attribution, episode_fields
@@ -33,40 +34,45 @@ class AgentSession:
         self._worker = worker
         self._workers = workers
         self._episodes: dict[int, AgentEpisode] = {}
+        self._players = PlayersSession(name, self.attribution, worker=worker, workers=workers)
 
     def answer(self, runtime: AgentRuntime, request: wire.AgentRequest) -> bytes | None:
         """None if the answer is sent later."""
         match request:
             case wire.ActFrame():
-                observation = _received(runtime, request.observation)
+                observation = received(runtime, request.observation)
                 episode = self._learn(runtime, 0, observation, request.reward, info=request.info)
-                episode.observation = observation
+                episode.observation, episode.mask = observation, request.mask
                 return self._act(runtime, episode, request.number)
             case wire.BeginFrame():
                 self.attribution.begin_raw(
                     **episode_fields(request.phase, request.episode, request.evaluation)
                 )
                 self._tell_ends(runtime, request.ended)
-                observation = _received(runtime, request.observation)
+                observation = received(runtime, request.observation)
                 numbers = request.episode, request.seed
                 episode = self._begin(
                     runtime, request, observation, numbers=numbers, slot=0, worker=self._worker
                 )
+                episode.mask = request.mask
                 return self._act(runtime, episode, request.number)
             case wire.FinishFrame():
                 end = wire.TERMINATED * request.terminated | wire.TRUNCATED * request.truncated
-                observation = _received(runtime, request.observation)
+                observation = received(runtime, request.observation)
                 episode = self._learn(runtime, 0, observation, request.reward, end=end, info=request.info)
                 del self._episodes[0]
                 self._tell_regular_end(runtime, episode, end)
                 return runtime.end(
-                    [episode], lambda: self._finished(request.number, episode), session=self._name
+                    [episode], lambda: finished(request.number, episode, self.attribution), session=self._name
                 )
             case wire.SaveFrame():
                 self._tell_ends(runtime, request.ended)
+                self._players.tell_ends(runtime, request.ended)
                 return self._save(runtime, request.number)
             case wire.ActManyFrame():
                 return self._act_many(runtime, request)
+            case _:
+                return self._players.answer(runtime, request)
 
     def _begin(
         self,
@@ -108,6 +114,7 @@ class AgentSession:
         for episode in self._episodes.values():
             over = episode.ended("crashed", episode.value, episode.steps)
             runtime.tell_end(episode, over, counts=False)
+        self._players.close(runtime)
 
     def _tell_ends(self, runtime: AgentRuntime, ended: Sequence[wire.EndedEpisode]) -> None:
         """Of episodes that the agent has not learned to their end."""
@@ -153,25 +160,17 @@ class AgentSession:
         version = 0 if episode.fault else runtime.act((episode,), explore=episode.explore)
         if episode.fault is not None:
             return wire.encode(wire.fault(number, *episode.fault))
-        return wire.encode(
-            wire.ActedFrame(number, _sent(runtime, episode.action), version, _reported(episode))
-        )
+        action = sent(runtime, episode.action)
+        return wire.encode(wire.ActedFrame(number, action, version, reported_for(episode)))
 
     def _save(self, runtime: AgentRuntime, number: int) -> bytes | None:
         work = AgentEpisode(self._name)
 
         def save() -> bytes:
             runtime.save(work)
-            return self._finished(number, work)
+            return finished(number, work, self.attribution)
 
         return runtime.end([], save, session=self._name)
-
-    def _finished(self, number: int, episode: AgentEpisode) -> bytes:
-        """Raw bytes are of no episode of this worker until it begins one."""
-        self.attribution.end()
-        if episode.fault is not None:
-            return wire.encode(wire.fault(number, *episode.fault))
-        return wire.encode(wire.FinishedFrame(number, _reported(episode)))
 
     def _act_many(self, runtime: AgentRuntime, request: wire.ActManyFrame) -> bytes | None:
         observations = wire.rows_of(runtime.spaces[0], request.observations)
@@ -199,12 +198,15 @@ class AgentSession:
                 self._tell_regular_end(runtime, episode, end)
             else:
                 acting[row] = episode
+        if request.masks is not None:
+            for row, episode in acting.items():
+                episode.mask = request.masks[row]
         rows = [row for row, episode in acting.items() if episode.fault is None]
         version = 0
         if rows:
             version = runtime.act([acting[row] for row in rows], explore=request.train, at_once=True)
         rows = [row for row in rows if acting[row].fault is None]
-        actions = wire.packed_rows(runtime.spaces[1], [_sent(runtime, acting[row].action) for row in rows])
+        actions = wire.packed_rows(runtime.spaces[1], [sent(runtime, acting[row].action) for row in rows])
 
         def answer() -> bytes:
             faults = [
@@ -213,22 +215,8 @@ class AgentSession:
                 if episode.fault is not None
             ]
             every = acting | ended
-            reported = [_reported(every[row]) for row in range(len(request.slots))]
+            reported = [reported_for(every[row]) for row in range(len(request.slots))]
             found = reported if any(reported) else None
             return wire.encode(wire.ActedManyFrame(request.number, rows, actions, version, faults, found))
 
         return runtime.end([*ended.values()], answer, session=self._name) if ended else answer()
-
-
-def _received(runtime: AgentRuntime, observation: Any) -> Any:
-    return observation if runtime.received is None else runtime.received(observation)
-
-
-def _sent(runtime: AgentRuntime, action: Any) -> Any:
-    return action if runtime.sent is None else runtime.sent(action)
-
-
-def _reported(episode: AgentEpisode) -> Any:
-    """What was reported for it since the last answer, and by other threads."""
-    reports.finish(episode.reported)
-    return reports.take(episode.reported)

@@ -56,12 +56,18 @@ class Acquire(TurnRequest, frozen=True):
 
 
 class Leased(Control, frozen=True):
-    """One environment, reset and stepped at `endpoint` under the routing id `lease` until `Release`."""
+    """One environment, reset and stepped at `endpoint` under the routing id `lease` until `Release`.
+
+    `players` are the spaces of each of several players, of observations and actions; then the two spaces are those of the first.
+    `turns`: its players take turns.
+    """
 
     lease: str
     endpoint: str
     observation_space: SpaceSpec
     action_space: SpaceSpec
+    players: dict[str, tuple[SpaceSpec, SpaceSpec]] = {}
+    turns: bool = False
 
 
 class Busy(Control, frozen=True):
@@ -85,7 +91,7 @@ class Release(Control, frozen=True):
 class Join(TurnRequest, frozen=True):
     """Requests a session with the agent, which is built at the first one. With `max_staleness` it acts with a snapshot of its
     weights, at most so many versions old (`agent_runtime`). `workers` are the streams of steps of the phase; it
-    `trains` the agent.
+    `trains` the agent. `seed` is what it is built with; None: that of the run.
     """
 
     observation_space: SpaceSpec
@@ -93,17 +99,19 @@ class Join(TurnRequest, frozen=True):
     max_staleness: int = 0
     workers: int = 1
     trains: bool = False
+    seed: int | None = None
 
 
 class Joined(Control, frozen=True):
     """Act and learn at `endpoint` with the identity `session`. The agent `needs_info`: the whole infos of the environment; `hears_ends`:
-    it wants to know how each episode ended.
+    it wants to know how each episode ended; `masked`: it takes action masks.
     """
 
     session: str
     endpoint: str
     needs_info: bool = False
     hears_ends: bool = False
+    masked: bool = False
 
 
 class ReportHang(Control, frozen=True):

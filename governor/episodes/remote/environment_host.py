@@ -15,15 +15,18 @@ from governor.episodes.conforming import first_observation, stepper
 from governor.episodes.context import reports
 from governor.episodes.entries import Abandoned, Environment, make_environment
 from governor.episodes.info import reader_of
+from governor.episodes.masks import MaskReader
 from governor.episodes.metrics import Reported
+from governor.episodes.players.assignment import has_players
 from governor.episodes.remote import wire
+from governor.episodes.remote.hosted_game import HostedGame
 from governor.episodes.remote.thread_host import ThreadHost
 from governor.episodes.step_info import with_info
 from governor.failures import reason_of
 from governor.output.attribution import Attribution, episode_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from governor.episodes.context import Context
@@ -37,6 +40,7 @@ class EnvironmentHost(ThreadHost):
 
     observation_space: spaces.SpaceSpec
     action_space: spaces.SpaceSpec
+    """With several players those of the first one."""
 
     def __init__(
         self,
@@ -52,6 +56,10 @@ class EnvironmentHost(ThreadHost):
         super().__init__(name=name, path=path)
         self.lease: bytes | None = None
         self.current_slot: int | None = None
+        self.players: dict[str, tuple[spaces.SpaceSpec, spaces.SpaceSpec]] = {}
+        """The spaces of each of several players."""
+        self.turns = False
+        self._game: HostedGame | None = None
         self._entry = entry
         self._params = params
         self._wrappers = wrappers
@@ -75,9 +83,13 @@ class EnvironmentHost(ThreadHost):
             make_environment(self._entry, self._params, self._context, self._wrappers)
             for _ in range(self._vector)
         ]
-        self.observation_space, self.action_space = spaces.of_environment(
-            self._environments[0], entry=self._entry
-        )
+        environment = self._environments[0]
+        if has_players(environment):
+            self._game = HostedGame(environment, entry=self._entry, vector=self._vector)
+            self.players, self.turns = self._game.players, self._game.turns
+            self.observation_space, self.action_space = next(iter(self.players.values()))
+            return
+        self.observation_space, self.action_space = spaces.of_environment(environment, entry=self._entry)
         self._blank = spaces.blank(self.observation_space)
         self._observed = spaces.observer(self.observation_space)
         self._sends_encodings = spaces.is_composite(self.observation_space)
@@ -94,22 +106,39 @@ class EnvironmentHost(ThreadHost):
         try:
             if peer != self.lease:
                 return wire.encode(wire.FaultFrame(request.number, "environment", "the lease is over"))
-            if isinstance(request, wire.StepFrame):
-                stepped = self._step(0, request.action)
-                return wire.encode(wire.SteppedFrame(request.number, *stepped, self._take(0)))
-            if isinstance(request, wire.ResetFrame):
-                self._attribution.begin(**episode_fields(request.phase, request.episode, request.evaluation))
-                self._begin(request, [0], [request.episode])
-                observation, row = self._reset(0, request.seed)
-                return wire.encode(wire.ObservedFrame(request.number, observation, row, self._take(0)))
-            return wire.encode(self._handle_many(request))
+            return wire.encode(self._handle(request))
         except Abandoned:
             raise
         except BaseException as error:  # noqa: BLE001  # user code: whatever it raises is this episode's fault
-            where = "environment.step" if type(request) is wire.StepFrame else "environment.reset"
+            resets = isinstance(request, wire.ResetFrame | wire.ResetManyFrame)
+            where = "environment.reset" if resets else "environment.step"
             return wire.encode(wire.fault(request.number, where, reason_of(error)))
         finally:
             self.current_slot = None
+
+    def _handle(self, request: wire.EnvironmentRequest) -> wire.WireFrame:
+        number = request.number
+        match request:
+            case wire.StepFrame():
+                return wire.SteppedFrame(number, *self._step(0, request.action), self._take(0), self._mask(0))
+            case wire.ResetFrame():
+                self._attribution.begin(**episode_fields(request.phase, request.episode, request.evaluation))
+                self._begin(request, [0], [request.episode])
+                if self._game is not None:
+                    return self._play(self._game, request)
+                return wire.ObservedFrame(number, *self._reset(0, request.seed), self._take(0), self._mask(0))
+            case wire.PlayersStepFrame():
+                return self._play(self._game, request)
+            case _:
+                return self._handle_many(request)
+
+    def _play(
+        self, game: HostedGame | None, request: wire.ResetFrame | wire.PlayersStepFrame
+    ) -> wire.PlayersSteppedFrame:
+        if game is None:
+            raise ValueError("it has one player")
+        self._method = "reset" if isinstance(request, wire.ResetFrame) else "step"
+        return wire.PlayersSteppedFrame(request.number, **game.answer(request), reported=self._take(0))
 
     def _handle_many(self, request: wire.ResetManyFrame | wire.StepManyFrame) -> wire.SteppedManyFrame:
         stepping = isinstance(request, wire.StepManyFrame)
@@ -153,6 +182,7 @@ class EnvironmentHost(ThreadHost):
             infos if self._wanted else None,
             reported if any(reported) else None,
             whole_infos if self._whole_info and stepping else None,
+            [self._mask(slot) for slot in request.slots] if self._masks else None,
         )
 
     def _begin(
@@ -162,25 +192,41 @@ class EnvironmentHost(ThreadHost):
         self._episodes |= zip(slots, episodes, strict=False)
         for slot in slots:
             self._take(slot)  # of an attempt that was given up
-        if ((request.info or {}), request.whole_info) != (self._wanted, self._whole_info):
-            self._want(request.info or {}, whole=request.whole_info)
+        wanted, whole, masked = request.info or {}, request.whole_info, request.masked
+        if self._game is not None:
+            self._game.want(wanted, masked=masked, informed=whole)
+        elif (wanted, whole, masked) != (self._wanted, self._whole_info, bool(self._masks)):
+            self._want(wanted, whole=whole, masked=masked)
 
-    def _want(self, wanted: Any, *, whole: bool = False) -> None:
-        """Makes rows of infos, as of `StartSimulation`, with the `whole` ones beside them where they are wanted."""
+    def _want(self, wanted: Any, *, whole: bool = False, masked: bool = False) -> None:
+        """Makes rows of infos, as of `StartSimulation`, with the `whole` ones beside them where they are wanted; `masked`: reads action
+        masks.
+        """
         self._wanted, self._whole_info = wanted, whole
-        self._read = reader_of(wanted)
-        read = with_info(self._read) if whole else self._read
+        read = reader_of(wanted)
+        self._masks = [MaskReader(self.action_space, read) for _ in self._environments] if masked else []
+        self._reads: list[Callable[[Any], Any] | None] = [read] * self._vector
+        if masked:
+            self._reads = [reader.read for reader in self._masks]
         self._steppers = [
-            stepper(environment, self._observed, copied=self._copied, read=read)
-            for environment in self._environments
+            stepper(environment, self._observed, copied=self._copied, read=with_info(read) if whole else read)
+            for environment, read in zip(self._environments, self._reads, strict=True)
         ]
+        if masked:
+            pairs = zip(self._masks, self._steppers, strict=True)
+            self._steppers = [reader.stepper(step) for reader, step in pairs]
+
+    def _mask(self, slot: int) -> Any:
+        return self._masks[slot].mask if self._masks else None
 
     def _reset(self, slot: int, seed: int) -> tuple[Any, Any]:
         """The observation as it is sent, and the row of its info."""
         self._method = "reset"
         observation, encoded, row = first_observation(
-            self._environments[slot], seed, self._observed, self._read
+            self._environments[slot], seed, self._observed, self._reads[slot]
         )
+        if self._masks:
+            self._masks[slot].note(observation)
         return encoded if self._sends_encodings else observation, row
 
     def _step(self, slot: int, action: Any) -> tuple[Any, float, bool, bool, Any, Any]:

@@ -131,6 +131,8 @@ class EnvironmentPool:
             endpoint=host.endpoint,
             observation_space=host.observation_space,
             action_space=host.action_space,
+            players=host.players,
+            turns=host.turns,
         )
         host.lease = key.encode()
         self._leases[key] = EnvironmentLease(holder=holder, host=host, answer=answer)

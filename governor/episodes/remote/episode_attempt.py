@@ -29,7 +29,7 @@ class WorkerSlot:
 class EpisodeAttempt(EpisodeProgress):
     """One attempt at an episode, which `began` with the first attempt. `reward` and `end` (bits of `wire`) are of its last
     step, as is `whole_info`; `recorded`: it has begun in the slot's recorder. `retries` attempts at it have failed
-    (`failures.retry`).
+    (`failures.retry`). `mask` is the action mask of `observation`.
     """
 
     slot: WorkerSlot
@@ -41,6 +41,7 @@ class EpisodeAttempt(EpisodeProgress):
     observation: Any = None
     action: Any = None
     whole_info: Any = None
+    mask: Any = None
 
     @property
     def regular_outcome(self) -> EpisodeOutcome:

@@ -66,6 +66,8 @@ class EpisodeWorker(RemoteWorker):
         self._version = 0
         self._train = False
         self._limit = command.max_steps or sys.maxsize
+        self._players: dict[str, str] = {}
+        """Of several players: the agent of each."""
 
     def play_all(self) -> None:
         while True:
@@ -141,7 +143,7 @@ class EpisodeWorker(RemoteWorker):
         deadline = inf if timeout is None else monotonic() + timeout
         seed = self.simulation.seed_of(index)
         wanted = self.simulation.command.info
-        info = InfoFigures(wanted, columns_of(wanted)) if wanted else None
+        info = InfoFigures(wanted, columns_of(wanted, [*self._players])) if wanted else None
         retries = self.simulation.retries_of(index)
         return EpisodeAttempt(
             slot.number, index, seed, began, deadline, slot=slot, tries=tries, retries=retries, info=info
@@ -207,10 +209,12 @@ class EpisodeWorker(RemoteWorker):
 
     def _note_end(self, attempt: EpisodeAttempt, outcome: EpisodeOutcome) -> None:
         """For an agent that wants to know it."""
-        if self._hears_ends:
+        if self._hearing:
             slot = attempt.slot.number if len(self._slots) > 1 else 0
-            ended = wire.EndedEpisode(slot, attempt.index, outcome, attempt.value, attempt.steps)
-            self._ended.append(ended)
+            figures = attempt.value, attempt.steps, dict(attempt.values)
+            ended = wire.EndedEpisode(slot, attempt.index, outcome, *figures)
+            for name in self._hearing:
+                self._ended.setdefault(name, []).append(ended)
 
     def _end_waiting(self) -> None:
         waiting, self._waiting_ends = self._waiting_ends, []

@@ -10,11 +10,10 @@ Rules of a vector:
 from __future__ import annotations
 
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from governor.episodes.remote import wire
 from governor.episodes.remote.episode_worker import EpisodeWorker
-from governor.episodes.remote.worker import run
 from governor.episodes.rules.evaluation import number_of
 
 if TYPE_CHECKING:
@@ -22,18 +21,6 @@ if TYPE_CHECKING:
 
     from governor.episodes.remote.episode_attempt import EpisodeAttempt
     from governor.episodes.remote.request_channel import RequestChannel
-    from governor.episodes.simulation import Simulation
-
-LINGER_SECONDS: Final = 0.05
-"""How long reports wait: each slot has its own recorder, so waiting combines episodes that end together into one write."""
-
-
-def run_worker(simulation: Simulation, number: int) -> None:
-    """Runs worker `number`, with a vector or without."""
-    if simulation.command.vector == 1:
-        run(SingleWorker(simulation, number))
-    else:
-        run(VectorWorker(simulation, number, linger=LINGER_SECONDS))
 
 
 class SingleWorker(EpisodeWorker):
@@ -66,7 +53,8 @@ class SingleWorker(EpisodeWorker):
             phase,
             command.info or None,
             evaluation,
-            self._needs_info,
+            bool(self._informed),
+            bool(self._masked),
         )
         observed = self._ask(environment, reset, attempt, wire.ObservedFrame)
         if observed is None:
@@ -82,6 +70,7 @@ class SingleWorker(EpisodeWorker):
             evaluation,
             attempt.seed,
             self._take_ended(),
+            observed.mask,
         )
         while True:
             acted = self._ask(agent, request, attempt, wire.ActedFrame)
@@ -99,7 +88,7 @@ class SingleWorker(EpisodeWorker):
                 break
             self._reports.send_due()
             request = wire.ActFrame(
-                agent.next_number(), attempt.observation, attempt.reward, stepped.whole_info
+                agent.next_number(), attempt.observation, attempt.reward, stepped.whole_info, stepped.mask
             )
         truncated = bool(attempt.end & wire.TRUNCATED)
         finish = wire.FinishFrame(
@@ -150,7 +139,8 @@ class VectorWorker(EpisodeWorker):
             command.name,
             command.info or None,
             number_of(indices[0], command),
-            self._needs_info,
+            bool(self._informed),
+            bool(self._masked),
         )
         answer = self._answer(channel, request, starting, wire.SteppedManyFrame)
         if answer is None:
@@ -160,6 +150,7 @@ class VectorWorker(EpisodeWorker):
             zip(starting, self._observations_of(answer), strict=True)
         ):
             attempt.observation = observation
+            attempt.mask = None if answer.masks is None else answer.masks[row]
             self._merge_reported(answer, row, attempt)
             if answer.infos is not None:
                 attempt.begin_info(answer.infos[row])
@@ -187,8 +178,9 @@ class VectorWorker(EpisodeWorker):
             self.simulation.command.name,
             number_of(attempts[0].index, self.simulation.command) if attempts else 0,
             [attempt.seed for attempt in attempts if attempt.kind == wire.FIRST],
-            [attempt.whole_info for attempt in attempts] if self._needs_info else None,
+            [attempt.whole_info for attempt in attempts] if self._informed else None,
             self._take_ended(),
+            [attempt.mask for attempt in attempts] if self._masked else None,
         )
         answer = self._answer(channel, request, attempts, wire.ActedManyFrame)
         if answer is None:
@@ -233,6 +225,7 @@ class VectorWorker(EpisodeWorker):
             self._merge_reported(answer, row, attempt)
             if answer.whole_infos is not None:
                 attempt.whole_info = answer.whole_infos[row]
+            attempt.mask = None if answer.masks is None else answer.masks[row]
             if self._end_faulty(attempt, faults.get(row)):
                 continue
             if now >= attempt.deadline:

@@ -44,11 +44,13 @@ class EndedEpisode(msgspec.Struct, frozen=True, array_like=True):
     outcome: EpisodeOutcome
     value: float
     steps: int
+    values: dict[str, float] = {}
 
 
 class ResetFrame(WireFrame, frozen=True, tag=1):
     """`seed` has 32 bits. `episode` is its number in the phase. `info`: what is wanted of infos, as of `StartSimulation`.
-    `evaluation`: the number of the evaluation that it belongs to, from 1; 0 for none. `whole_info`: the agent wants the whole infos.
+    `evaluation`: the number of the evaluation that it belongs to, from 1; 0 for none. `whole_info`: an agent wants the whole infos.
+    `masked`: action masks are wanted (`masks`).
     """
 
     seed: int
@@ -57,6 +59,7 @@ class ResetFrame(WireFrame, frozen=True, tag=1):
     info: Any = None
     evaluation: int = 0
     whole_info: bool = False
+    masked: bool = False
 
 
 class StepFrame(WireFrame, frozen=True, tag=2):
@@ -65,12 +68,13 @@ class StepFrame(WireFrame, frozen=True, tag=2):
 
 class ObservedFrame(WireFrame, frozen=True, tag=3):
     """Answer to `ResetFrame`. `info` is the row of its info (`episodes.info`), `reported` what user code has reported since the last
-    answer (`metrics.Sums`), None for nothing. So it is with the other answers.
+    answer (`metrics.Sums`), None for nothing; `mask` the action mask, None for none. So it is with the other frames.
     """
 
     observation: Any
     info: Any = None
     reported: Any = None
+    mask: Any = None
 
 
 class SteppedFrame(WireFrame, frozen=True, tag=4):
@@ -83,6 +87,7 @@ class SteppedFrame(WireFrame, frozen=True, tag=4):
     info: Any = None
     whole_info: Any = None
     reported: Any = None
+    mask: Any = None
 
 
 class BeginFrame(WireFrame, frozen=True, tag=5):
@@ -97,6 +102,7 @@ class BeginFrame(WireFrame, frozen=True, tag=5):
     evaluation: int = 0
     seed: int = -1
     ended: list[EndedEpisode] = []
+    mask: Any = None
 
 
 class ActFrame(WireFrame, frozen=True, tag=6):
@@ -105,6 +111,7 @@ class ActFrame(WireFrame, frozen=True, tag=6):
     observation: Any
     reward: float
     info: Any = None
+    mask: Any = None
 
 
 class ActedFrame(WireFrame, frozen=True, tag=7):
@@ -167,6 +174,7 @@ class ResetManyFrame(WireFrame, frozen=True, tag=12):
     info: Any = None
     evaluation: int = 0
     whole_info: bool = False
+    masked: bool = False
 
 
 class StepManyFrame(WireFrame, frozen=True, tag=13):
@@ -176,7 +184,7 @@ class StepManyFrame(WireFrame, frozen=True, tag=13):
 
 class SteppedManyFrame(WireFrame, frozen=True, tag=14):
     """Answer to `ResetManyFrame` (rewards and ends have no meaning then) and `StepManyFrame`: a row for each slot, in that order.
-    `infos`, `reported` and `whole_infos` have an item for each row, or are None.
+    `infos`, `reported`, `whole_infos` and `masks` have an item for each row, or are None.
     """
 
     observations: Any
@@ -186,6 +194,7 @@ class SteppedManyFrame(WireFrame, frozen=True, tag=14):
     infos: Any = None
     reported: Any = None
     whole_infos: Any = None
+    masks: Any = None
 
 
 class ActManyFrame(WireFrame, frozen=True, tag=15):
@@ -207,6 +216,7 @@ class ActManyFrame(WireFrame, frozen=True, tag=15):
     seeds: list[int] = []
     infos: Any = None
     ended: list[EndedEpisode] = []
+    masks: Any = None
 
 
 class ActedManyFrame(WireFrame, frozen=True, tag=16):
@@ -221,6 +231,77 @@ class ActedManyFrame(WireFrame, frozen=True, tag=16):
     reported: Any = None
 
 
+# -- several players: all of them in one message to the environment, those of an agent in one to that agent ---------------
+
+
+class PlayersStepFrame(WireFrame, frozen=True, tag=30):
+    """`actions` by player, of those who act; `last`: as of `players.game.Game.step`."""
+
+    actions: dict[str, Any]
+    last: bool
+
+
+class PlayersSteppedFrame(WireFrame, frozen=True, tag=31):
+    """Answer to `PlayersStepFrame` and, by an environment of several players, to `ResetFrame`: as `players.game.Stepped`, where
+    `seen` has (observation, mask, whole info) and `ends` has bits.
+    """
+
+    acting: list[str]
+    seen: dict[str, tuple[Any, Any, Any]]
+    rewards: dict[str, float]
+    ends: dict[str, int]
+    info: Any = None
+    reported: Any = None
+
+
+class PlayerRow(msgspec.Struct, frozen=True, array_like=True):
+    """A new observation of a player: as a row of `ActManyFrame`. `step` is that of its last turn."""
+
+    player: str
+    kind: int
+    observation: Any
+    reward: float = 0.0
+    end: int = 0
+    step: int = -1
+    info: Any = None
+    mask: Any = None
+
+
+class PlayersBeginFrame(WireFrame, frozen=True, tag=32):
+    """The agent plays in a new episode; `FinishedFrame` is the answer. `prefix` is put before the names of its metrics."""
+
+    train: bool
+    episode: int = -1
+    phase: str = ""
+    evaluation: int = 0
+    prefix: str = ""
+    seed: int = -1
+    ended: list[EndedEpisode] = []
+
+
+class PlayersActFrame(WireFrame, frozen=True, tag=33):
+    """All rows are learned, in their order, then the agent acts for those that are not LAST."""
+
+    rows: list[PlayerRow]
+
+
+class PlayersActedFrame(WireFrame, frozen=True, tag=34):
+    """Answer to `PlayersActFrame`: an action for each row that is not LAST."""
+
+    actions: list[Any]
+    weight_version: int = 0
+    reported: Any = None
+
+
+class PlayersFinishFrame(WireFrame, frozen=True, tag=35):
+    """An episode in train mode has ended like this, and all of its rows were sent; `FinishedFrame` is the answer, when it is learned."""
+
+    outcome: EpisodeOutcome
+    value: float
+    steps: int
+    values: dict[str, float]
+
+
 FIRST: Final = 0
 NEXT: Final = 1
 LAST: Final = 2
@@ -228,10 +309,19 @@ TERMINATED: Final = 1
 TRUNCATED: Final = 2
 """Bits of `ends`."""
 
-EnvironmentRequest: TypeAlias = ResetFrame | StepFrame | ResetManyFrame | StepManyFrame
-AgentRequest: TypeAlias = BeginFrame | ActFrame | FinishFrame | SaveFrame | ActManyFrame
+PlayersRequest: TypeAlias = PlayersBeginFrame | PlayersActFrame | PlayersFinishFrame
+EnvironmentRequest: TypeAlias = ResetFrame | StepFrame | ResetManyFrame | StepManyFrame | PlayersStepFrame
+AgentRequest: TypeAlias = BeginFrame | ActFrame | FinishFrame | SaveFrame | ActManyFrame | PlayersRequest
 Answer: TypeAlias = (
-    ObservedFrame | SteppedFrame | ActedFrame | FinishedFrame | FaultFrame | SteppedManyFrame | ActedManyFrame
+    ObservedFrame
+    | SteppedFrame
+    | ActedFrame
+    | FinishedFrame
+    | FaultFrame
+    | SteppedManyFrame
+    | ActedManyFrame
+    | PlayersSteppedFrame
+    | PlayersActedFrame
 )
 
 encode = msgspec.msgpack.Encoder(enc_hook=encode_hook).encode

@@ -1,4 +1,4 @@
-"""A worker of a simulation: a thread that leases one environment, or a vector of them, and has a session with the agent.
+"""A worker of a simulation: a thread that leases one environment, or a vector of them, and has a session with each agent.
 
 Rules:
 1. If the conductor of its environment or agent exits, or its user code holds Python's lock, the worker asks for another one
@@ -19,6 +19,7 @@ from governor import logs
 from governor.episodes.records.reports import LINGER_SECONDS, EpisodeReports
 from governor.episodes.remote import control, wire
 from governor.episodes.remote.request_channel import Interrupted, Overdue, PeerLost, RequestChannel
+from governor.episodes.rules.seeds import agent_seed
 from governor.episodes.simulation import Paused
 from governor.failures import Reason
 from transport.errors import RequestError
@@ -51,6 +52,10 @@ class NoFreeEnvironment(Exception):
     """Every environment of the pool is leased to another worker, so this worker is not needed."""
 
 
+class SeveralPlayers(Exception):
+    """The environment has several players: `players_worker.PlayersWorker` plays those."""
+
+
 class Stopped(Exception):
     """The part was stopped during a request to a conductor."""
 
@@ -79,15 +84,18 @@ class RemoteWorker(ABC):
         self.number = number
         self._resets = 0
         self._environment: RequestChannel | None = None
-        self._agent: RequestChannel | None = None
+        self._agents: dict[str, RequestChannel] = {}
+        self._masked: set[str] = set()
+        """Agents that take action masks."""
         self._lease: control.Leased | None = None
-        self._needs_info = self._hears_ends = False
-        """Of the agent: as of `control.Joined`."""
-        self._ended: list[wire.EndedEpisode] = []
-        """Of which the agent has not been told."""
+        self._informed: set[str] = set()
+        """Agents that need whole infos."""
+        self._hearing: set[str] = set()
+        """Agents that want to know how episodes ended."""
+        self._ended: dict[str, list[wire.EndedEpisode]] = {}
+        """By agent: those of which it has not been told."""
         self._reports = EpisodeReports(simulation, linger=linger)
         self._environment_service = control.environment_service(simulation.spec.uid, command.environment)
-        self._agent_service = control.agent_service(simulation.spec.uid, command.agents[0])
 
     @abstractmethod
     def play_all(self) -> None:
@@ -98,9 +106,11 @@ class RemoteWorker(ABC):
         self._reports.send()
         if self.simulation.abandoned:
             return
-        self._save_agent()
+        for name in list(self._agents):
+            self._save_agent(name)
         self._drop_environment()
-        self._drop_agent()
+        for channel in list(self._agents.values()):
+            self._drop_agent(channel)
 
     def _next_index(self, *, wait: bool = True) -> int | None:
         """As `Simulation.next_index`; all reports are acknowledged before a pause."""
@@ -112,25 +122,24 @@ class RemoteWorker(ABC):
             self._reports.drain()
             return self.simulation.next_index()
 
-    def _save_agent(self) -> None:
+    def _save_agent(self, name: str) -> None:
         """An agent that is gone cannot save any more; that is logged and is no failure."""
-        channel = self._agent
-        if channel is None or (self.simulation.command.mode != "train" and not self._ended):
+        if self.simulation.command.mode != "train" and not self._ended.get(name):
             return
         try:
-            reason = self._request_save(channel)
+            reason = self._request_save(name)
         except PeerLost as error:
             log.warning("agent.not_saved", reason=str(error))
             return
         if reason:
-            name = self.simulation.command.agents[0]
             self.simulation.break_off(reason.within(f"agent {name!r} cannot be saved"))
 
-    def _request_save(self, channel: RequestChannel) -> Reason:
+    def _request_save(self, name: str) -> Reason:
         """The reason why it could not be saved, in one line, or "". Raises PeerLost."""
+        channel = self._agents[name]
         answer: wire.Answer | None = None
         try:
-            request = wire.SaveFrame(channel.next_number(), self._take_ended())
+            request = wire.SaveFrame(channel.next_number(), self._take_ended(name))
             answer = channel.ask(request, deadline=monotonic() + SAVE_SECONDS)
         except Overdue:
             pass
@@ -141,10 +150,9 @@ class RemoteWorker(ABC):
             return Reason(f"it takes longer than {SAVE_SECONDS:g} s")
         return Reason(answer.reason, answer.traceback) if isinstance(answer, wire.FaultFrame) else Reason("")
 
-    def _take_ended(self) -> list[wire.EndedEpisode]:
-        """What the agent is told with the next request."""
-        ended, self._ended = self._ended, []
-        return ended
+    def _take_ended(self, agent: str = "") -> list[wire.EndedEpisode]:
+        """What this agent, or the only one, is told with the next request."""
+        return self._ended.pop(agent or self.simulation.command.agents[0], [])
 
     @property
     def _spaces(self) -> tuple[SpaceSpec, SpaceSpec]:
@@ -164,16 +172,29 @@ class RemoteWorker(ABC):
             hung = f"{channel.name} did not answer by the deadline of its episode"
             return self._drop_environment(hung=hung, due=due)
         hang = control.ReportHang(session=channel.identity, number=channel.number, due=due)
-        answer = self._send(self._agent_service, hang)
+        answer = self._send(self._agent_service(channel), hang)
         if not isinstance(answer, control.NotExpired):
-            self._drop_agent()
+            self._drop_agent(channel)
         return answer
+
+    def _agent_service(self, channel: RequestChannel) -> str:
+        name = next(name for name, opened in self._agents.items() if opened is channel)
+        return control.agent_service(self.simulation.spec.uid, name)
 
     # -- lines ----------------------------------------------------------------------------------------------
 
-    def _connect(self) -> tuple[RequestChannel, RequestChannel]:
-        """Both channels, opened if necessary. Raises NoFreeEnvironment, Stopped, ConductorUnavailable."""
-        return self._environment or self._acquire(), self._agent or self._join()
+    @property
+    def _agent(self) -> RequestChannel | None:
+        """That of a single agent."""
+        return self._agents.get(self.simulation.command.agents[0])
+
+    def _connect(self) -> None:
+        """Opens the channels that are not open. Raises NoFreeEnvironment, Stopped, ConductorUnavailable, SeveralPlayers."""
+        if self._environment is None:
+            self._environment = self._acquire()
+        for name in self.simulation.command.agents:
+            if name not in self._agents:
+                self._agents[name] = self._join(name)
 
     def _acquire(self) -> RequestChannel:
         spec = self.simulation.spec
@@ -182,30 +203,47 @@ class RemoteWorker(ABC):
         )
         answer = self._request_until_available(self._environment_service, request, control.Leased)
         self._lease = answer
-        self._environment = self._open_channel(
+        environment = self._open_channel(
             f"environment {self.simulation.command.environment!r}", answer.endpoint, answer.lease
         )
-        return self._environment
+        self._environment = environment
+        self._accept(answer)
+        return environment
 
-    def _join(self) -> RequestChannel:
+    def _accept(self, lease: control.Leased) -> None:
+        """Prepares for this environment. Raises ConductorUnavailable, SeveralPlayers."""
+        if lease.players:
+            raise SeveralPlayers
+
+    def _spaces_for(self, agent: str, lease: control.Leased) -> tuple[SpaceSpec, SpaceSpec]:  # noqa: ARG002  # its only one
+        return lease.observation_space, lease.action_space
+
+    def _join(self, name: str) -> RequestChannel:
         spec, command = self.simulation.spec, self.simulation.command
         if self._lease is None:
             raise ConductorUnavailable("an agent cannot join without an environment")
+        observation, action = self._spaces_for(name, self._lease)
         request = control.Join(
             owner=spec.name,
             incarnation=spec.incarnation,
             worker=self.number,
             turn=next(_turns),
-            observation_space=self._lease.observation_space,
-            action_space=self._lease.action_space,
+            observation_space=observation,
+            action_space=action,
             max_staleness=command.max_staleness if command.mode == "train" else 0,
             workers=command.workers * command.vector,
             trains=command.mode == "train",
+            seed=agent_seed(command.seed, name) if len(command.agents) > 1 else None,
         )
-        answer = self._request_until_available(self._agent_service, request, control.Joined)
-        self._needs_info, self._hears_ends = answer.needs_info, answer.hears_ends
-        self._agent = self._open_channel(f"agent {command.agents[0]!r}", answer.endpoint, answer.session)
-        return self._agent
+        service = control.agent_service(spec.uid, name)
+        answer = self._request_until_available(service, request, control.Joined)
+        for kind, is_one in (
+            (self._masked, answer.masked),
+            (self._informed, answer.needs_info),
+            (self._hearing, answer.hears_ends),
+        ):
+            (kind.add if is_one else kind.discard)(name)
+        return self._open_channel(f"agent {name!r}", answer.endpoint, answer.session)
 
     def _open_channel(self, name: str, endpoint: str, identity: str) -> RequestChannel:
         return RequestChannel(
@@ -222,7 +260,7 @@ class RemoteWorker(ABC):
             channel.close()
             self._environment = None
         else:
-            self._drop_agent()
+            self._drop_agent(channel)
 
     def _drop_environment(
         self, *, renew: bool = False, hung: str = "", due: tuple[int, ...] = ()
@@ -237,10 +275,9 @@ class RemoteWorker(ABC):
             self._environment = None
         return answer
 
-    def _drop_agent(self) -> None:
-        channel, self._agent = self._agent, None
-        if channel is not None:
-            channel.close()
+    def _drop_agent(self, channel: RequestChannel) -> None:
+        channel.close()
+        self._agents = {name: opened for name, opened in self._agents.items() if opened is not channel}
 
     # -- the control plane ----------------------------------------------------------------------------------
 

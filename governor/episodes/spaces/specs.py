@@ -129,7 +129,7 @@ def describe(space: object, *, role: str) -> SpaceSpec:  # noqa: C901, PLR0911  
             )
         case _ if callable(space):
             raise ConductorError(
-                f"{role} is a method, as of an environment of several players: that needs transport: in_process"
+                f"{role} is a method, as of an environment of several players, which has possible_agents too"
             )
         case _:
             raise ConductorError(f"{role} is a {type(space).__name__}, not a gymnasium space")

@@ -108,6 +108,17 @@ class Harness:
         await self.pair(pool=pool, **more, **made)
         return more
 
+    async def apart(self, command, *, pool=1, without=""):
+        """A command whose phase is played in process, for conductors, which are started, all `without` one."""
+        made, agents = command["made_environment"], command["made_agents"]
+        if without != "environment.lake":
+            settings = {"entry": made.entry, "params": made.params, "pool": pool, "vector": made.vector}
+            await self.start("environment.lake", **settings)
+        for name, agent in zip(command["agents"], agents, strict=True):
+            if without != f"agent.{name}":
+                await self.start(f"agent.{name}", entry=agent.entry, params=agent.params)
+        return {name: command[name] for name in ("agents", "players")}
+
     def command(self, *, done=(), **more):
         base = {
             "phase": 0, "name": "train", "mode": "train", "environment": "lake", "agents": ("walker",), "episodes": 3,

@@ -124,9 +124,11 @@ async def test_an_unknown_metric_is_refused(harness):
     assert answer.message == "unknown metric 'loss'; known: return, seconds, steps"
 
 
-async def test_several_agents_for_one_environment_are_refused(harness):
+async def test_several_agents_on_ray_are_refused(harness):
     controller = await harness.start("simulation")
-    assert isinstance(await controller.perform(harness.command(agents=("a", "b"))), Refused)
+    refused = await controller.perform(harness.command(agents=("a", "b"), transport="ray"))
+    assert isinstance(refused, Refused)
+    assert "several players need transport: conductors or in_process" in refused.message
 
 
 @pytest.mark.parametrize("flow", ["STOP_SIMULATION", "STOP_PHASE"])

@@ -123,15 +123,17 @@ def test_agents_may_be_given_for_each_player():
     assert [one.name for one in run.to_plan("u1").conductors] == ["simulation", "tasks"]
 
 
-def test_several_agents_play_in_process():
+def test_several_agents_play_in_process_and_through_conductors():
     for agents in (["walker", "runner"], {"red": "walker"}):
         many = yaml.safe_load(PLAYERS)
         many["phases"][0]["simulate"]["agents"] = agents
         assert faults_in(many) == []
         many["phases"][0]["simulate"]["transport"] = "conductors"
+        assert faults_in(many) == []
+        many["phases"][0]["simulate"]["transport"] = "ray"
         ((path, said),) = faults_in(many)
         assert spell(path) == "phases[0].simulate.agents"
-        assert said == "are for several players: that needs transport: in_process"
+        assert said == "are for several players: that needs transport: conductors or in_process"
 
 
 def test_several_agents_and_a_vector_do_not_go_together():

@@ -8,12 +8,10 @@ import pytest
 
 from governor.episodes.local import in_process
 from governor.episodes.records import state_file
-from governor.errors import ConductorError
 from governor.messages import (
     EpisodeEnded,
     EpisodeRecord,
     PartEndedReport,
-    Refused,
     StopPartCommand,
     Until,
 )
@@ -202,21 +200,6 @@ async def test_steps_that_cannot_be_written_fail_the_episode(harness):
     ("more", "reason"),
     [
         (
-            {"env": "TakesTurns"},
-            "environment 'parallel_world:TakesTurns': its players take turns (AEC); wrap it with pettingzoo.utils.conversions.aec_to_parallel",
-        ),
-        (
-            {"env": "TakesTurns", "agents": ["one"], "players": {}},
-            "environment 'parallel_world:TakesTurns': its players take turns (AEC); wrap it with pettingzoo.utils.conversions.aec_to_parallel",
-        ),
-        (
-            {"env": "AfterEachOther"},
-            (
-                "environment 'parallel_world:AfterEachOther': its players take turns (AEC), and PettingZoo cannot wrap it "
-                "(is_parallelizable: False): make it an environment of one player, whose step plays the others"
-            ),
-        ),
-        (
             {"env": "walk_world:Walk"},
             "environment 'walk_world:Walk': it has one player (no possible_agents): say one agent, in a list",
         ),
@@ -350,19 +333,6 @@ async def test_eval_neither_learns_nor_saves(harness):
     assert state(harness, "romeo") is None
 
 
-@pytest.mark.parametrize("more", [{"agents": ("walker", "other")}, {"players": {"red": "walker"}}])
-async def test_through_conductors_several_players_are_refused(harness, more):
-    controller = await harness.start("simulation")
-    refused = await controller.perform(harness.command(**more))
-    assert isinstance(refused, Refused)
-    assert refused.message == "several players need transport: in_process"
-
-
-async def test_an_environment_conductor_says_what_to_do(harness):
-    with pytest.raises(ConductorError, match="of several players: that needs transport: in_process"):
-        await harness.pair(entry="parallel_world:Pair")
-
-
 async def test_players_whose_agent_is_not_named_are_refused(harness):
     controller = await harness.start("simulation")
     refused = await controller.perform(harness.command(**parallel(players={"red": "nobody"})))
@@ -379,9 +349,3 @@ def test_records_of_an_older_journal_have_no_values():
     assert read == msgspec.structs.replace(record, values={})
     ended = EpisodeEnded(phase=0, episode=record)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(ended), type=EpisodeEnded | PartEndedReport) == ended
-
-
-async def test_a_game_in_turns_cannot_be_wrapped(harness):
-    """As docs/environments-and-agents.md says of tictactoe and connect_four: the refusal is PettingZoo's."""
-    _, end = await harness.play(episodes=1, **parallel(env="wrapped"))
-    assert "not generally safe" in end.first_failure

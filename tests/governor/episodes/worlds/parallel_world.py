@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete
-from pettingzoo import AECEnv, ParallelEnv
+from pettingzoo import ParallelEnv
 from pettingzoo.utils.conversions import aec_to_parallel, parallel_to_aec
 from walk_world import first_time
 
@@ -147,29 +147,6 @@ class Nobody(Pair):
     def __init__(self):
         super().__init__()
         self.possible_agents = []
-
-
-class TakesTurns(AECEnv):
-    def __init__(self):
-        self.possible_agents = [RED, BLUE]
-
-    def observation_space(self, agent):
-        return Discrete(2)
-
-    action_space = observation_space
-
-    def reset(self, seed=None, options=None):
-        raise AssertionError
-
-
-class AfterEachOther(TakesTurns):
-    """As tictactoe and connect_four, which need pygame."""
-
-    metadata = {"name": "after", "is_parallelizable": False}  # noqa: RUF012  # as PettingZoo has it
-
-
-def wrapped():
-    return aec_to_parallel(AfterEachOther())
 
 
 def there_and_back(**params):
