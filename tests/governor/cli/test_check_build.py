@@ -85,6 +85,60 @@ class Fixed:
     def act(self, observation, *, explore):
         return 0
 """
+TURNS = """
+from gymnasium.spaces import Discrete
+
+
+class Game:
+    possible_agents = ["a", "b"]
+
+    def __init__(self, actions=2):
+        self.actions = actions
+
+    def observation_space(self, agent):
+        return Discrete(3)
+
+    def action_space(self, agent):
+        return Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.agent_selection = ["a", "b"], "a"
+        self.rewards = {"a": 0.0, "b": 0.0}
+        self.infos = dict.fromkeys("ab", {"action_mask": [0] * (self.actions - 1) + [1]})
+
+    def agent_iter(self): ...
+
+    def observe(self, agent):
+        return 2
+
+    def last(self):
+        return 2, 0.0, False, False, self.infos["a"]
+
+    def step(self, action):
+        assert action == 1
+        self.agent_selection = "b"
+
+
+class Legal:
+    needs_info = True
+
+    def __init__(self, observation_space, action_space, seed): ...
+
+    def act(self, observation, *, explore, worker, player, action_mask):
+        return int(action_mask.argmax()), {"of": (worker, player)}
+
+    def learn(self, transition, worker, player):
+        assert (transition.extras["of"], transition.step) == ((worker, player), 0)
+        assert transition.info["action_mask"]
+"""
+PLAY = """
+name: t
+conductors:
+  environments: {game: {entry: "turns:Game", params: {actions: ACTIONS}}}
+  agents: {legal: {entry: "turns:Legal"}}
+phases:
+  - {name: play, simulate: {environment: game, agents: [legal], episodes: 3}}
+"""
 TEXT = """
 class Talk:
     def __init__(self, bad=""):
@@ -185,6 +239,26 @@ def test_a_fault_stands_at_its_line(folder, changed, path, line, message):
     assert document["built"][0]["fault"] in found["message"]
     if changed == {"room": "die"}:
         assert found["traceback"] == "a last word"
+
+
+@pytest.mark.parametrize(
+    ("actions", "code", "said"),
+    [
+        (2, 0, "  built, played a step, learned, closed\n"),
+        (
+            3,
+            78,
+            "environment.reset: ValueError: player 'a': action_mask: shape (3,) where there are 2 actions",
+        ),
+    ],
+)
+def test_players_that_take_turns(folder, actions, code, said):
+    (folder / "turns.py").write_text(TURNS)
+    (folder / "run.yaml").write_text(PLAY.replace("ACTIONS", str(actions)))
+    done = CliRunner().invoke(cli, ["check", str(folder / "run.yaml"), "--build"], prog_name="governor")
+    assert done.exit_code == code, done.output
+    assert said in done.output
+    assert "  player b: observations Discrete(n=3, start=0), actions Discrete(n=2, start=0)\n" in done.output
 
 
 def test_a_traceback_is_shown_once(folder):

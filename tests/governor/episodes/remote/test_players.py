@@ -1,6 +1,7 @@
 """Several players through conductors: the same episodes as in process, and what happens when a conductor hangs or exits."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -58,6 +59,58 @@ async def test_episodes_steps_and_what_agents_learn_are_those_of_in_process(harn
     assert "failed" not in {record.outcome for record in inner}
     assert on_record(harness, "outer", *players) == on_record(harness, "inner", *players)
     assert states(harness, command["agents"]) == first
+
+
+@pytest.mark.parametrize("agents", [("one",), ("romeo", "juliet")])
+@pytest.mark.parametrize("fault", ["", "step"])
+@pytest.mark.parametrize("mode", ["train", "eval"])
+async def test_what_agents_are_told_is_that_of_in_process(harness, agents, fault, mode):
+    """Whose step it is, its extras and info, begin and end of each episode, rollouts."""
+    told = {}
+    for number, way in enumerate(("inner", "outer"), 1):
+        logs = {name: harness.folder / f"{way}.{name}" for name in agents}
+        params = {
+            name: {"log": str(log), "needs_info": name != "juliet", "rollout_steps": 2}
+            for name, log in logs.items()
+        }
+        flag = {"fault": fault, "flag": str(harness.folder / f"flag.{way}")} if fault else {}
+        command = turns(agent="streams_world:WitnessOfPlayers", agents=agents, params=params, **flag)
+        if way == "outer":
+            command = await harness.apart(command)
+        records, _ = await harness.play(name="train", mode=mode, incarnation=number, **command)
+        states(harness, agents)
+        for name, log in logs.items():
+            told[way, name] = [json.loads(line) for line in log.read_text().splitlines()]
+    for name in agents:
+        assert told["outer", name] == told["inner", name]
+        assert len([one for one in told["inner", name] if one[0] == "begin"]) == len(records)
+        assert [one[1] for one in told["inner", name] if one[0] == "values"] == [
+            record.values for record in records
+        ]
+        ends = [one[-3:] for one in told["inner", name] if one[0] == "end"]
+        assert ends == [[record.outcome, record.value, record.steps] for record in records]
+    first = [one for one in told["inner", agents[0]] if one[0] == "learn" and one[3] == 2]
+    whose = [(one[2], one[4]) for one in first]
+    if mode == "eval":
+        assert whose == []
+    elif len(agents) == 1:
+        assert sorted(whose, key=lambda one: one[1])[:3] == [("ann", 0), ("ben", 1), ("ann", 2)]
+        assert next(one for one in told["inner", "one"] if one[0] == "rollout")[2] == ["ann", "ben"]
+    else:
+        assert whose[:2] == [("ann", 0), ("ann", 2)]
+
+
+@pytest.mark.parametrize("way", ["in_process", "conductors"])
+async def test_a_fault_of_begin_is_that_of_the_episode(harness, way):
+    params = {"romeo": {"fault": "begin"}}
+    command = turns(agent="streams_world:WitnessOfPlayers", agents=("romeo", "juliet"), params=params)
+    if way == "conductors":
+        command = await harness.apart(command)
+    records, _ = await harness.play(episodes=1, **command)
+    assert (records[0].outcome, without_place(records[0].reason)) == (
+        "failed",
+        "agent.begin: OSError: no pen",
+    )
 
 
 @pytest.mark.parametrize("who", ["environment.lake", "agent.romeo", "agent.juliet"])

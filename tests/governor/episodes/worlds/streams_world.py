@@ -105,6 +105,31 @@ class WitnessOfMany(Witness):
         return np.ones(len(observations), int), extras
 
 
+class WitnessOfPlayers(Witness):
+    """Its actions are the first legal ones."""
+
+    def act(self, observation, *, explore, worker, player, action_mask):
+        action = 1 if action_mask is None else int(np.argmax(action_mask))
+        return action, {"of": (player, worker, observation), "hidden": np.full(2, observation)}
+
+    def learn(self, step, player):
+        self.learned += 1
+        assert step.player == player
+        assert step.extras["of"] == (player, step.worker, step.observation)
+        assert set(step.info) == ({"action_mask", "left"} if self.needs_info else set())
+        seen = [step.worker, step.player, step.episode, step.step, step.seed]
+        self.tell("learn", *seen, step.observation, step.next_observation, step.reward, step.info.get("left"))
+
+    def end(self, episode):
+        super().end(episode)
+        self.tell("values", dict(episode.values))
+
+    def _learn_batch(self, rollout):
+        within = ~rollout.ends[:-1]
+        assert (rollout.next_observation[:-1] == rollout.observation[1:])[within].all()
+        self.tell("rollout", rollout.workers.tolist(), rollout.players, rollout.step.tolist())
+
+
 class Looks(Witness):
     """It wants what it has not asked for."""
 
