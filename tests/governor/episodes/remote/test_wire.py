@@ -29,7 +29,7 @@ def test_an_array_comes_back_as_it_was_and_may_be_written(array):
 
 def test_a_scalar_step_is_small():
     assert len(wire.encode(wire.StepFrame(3, 2))) == 4
-    assert len(wire.encode(wire.SteppedFrame(3, 5, 0.0, False, False))) == 18
+    assert len(wire.encode(wire.SteppedFrame(3, 5, 0.0, False, False))) == 19
 
 
 def test_objects_do_not_cross():
