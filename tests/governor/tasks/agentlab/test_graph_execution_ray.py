@@ -200,7 +200,7 @@ from my_project import AGENT, benchmark
 use()
 study = Study([AGENT], benchmark(
     plays=[], errs=[], dies=[], cut=[], hangs=[], after_errs=["errs"], after_dies=["dies"]
-), avg_step_timeout=1)
+), avg_step_timeout=4)
 found = []
 for launch in (1, 2):
     study.run(n_jobs=2, n_relaunch=1)
