@@ -1,4 +1,4 @@
-"""The other tests of this folder, and the examples with torch, where Stable-Baselines3 is not installed: with the package from the index."""
+"""The other tests of this folder, and the example with torch, where Stable-Baselines3 is not installed: with the package from the index."""
 
 import os
 import subprocess
@@ -14,12 +14,10 @@ from tests.support import from_index
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[3]
-NEED_IT = [
-    HERE,
-    ROOT / "tests/examples/test_ppo.py",
-    ROOT / "tests/examples/test_stable_baselines3.py",
-    ROOT / "tests/system/deaths/test_stable_baselines3.py",
-]
+NEED_IT = [HERE, ROOT / "tests/examples/test_ppo.py"]
+"""Those that train for minutes are run where the package is installed: ``tests/examples/test_stable_baselines3.py`` and
+``tests/system/deaths/test_stable_baselines3.py``.
+"""
 INSTALL_SECONDS, TEST_SECONDS = 600, 1800
 
 
