@@ -7,7 +7,7 @@
   `serving_script` a script with a `RunGovernor` of its own.
 * Run file and results: `run_files` a complete run file; `run_results` results with few fields; `reasons` without their place; `example_runs` runs an example.
 * `tasks/`: `core_world` a scheduling core with simulated runners; on Ray `runner_world` runners without an engine, `channel_world`
-  the peers of a channel, `scheduling` a shared scheduler, `gate` tasks that wait for a test's orders, `ends` a listener of a batch,
+  the peers of a channel, `ray_episodes` phases of episodes, `scheduling` a shared scheduler, `gate` tasks that wait for a test's orders, `ends` a listener of a batch,
   `second_node` another Ray node, `agentlab_package` AgentLab from the index. `conductor_specs` what a conductor gets at its start.
 * Episodes: `in_process_commands` commands and results; `recorded_steps` steps, written and read; `nested_spaces` values with parts; `stand_in_torch` torch over numpy.
 * `from_index`: packages that the extra `test` does not have, in a temporary folder.

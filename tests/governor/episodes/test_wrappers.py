@@ -11,8 +11,8 @@ from governor.run_file import load
 from governor.runs.assignment import Assignment
 
 EACH = pytest.mark.parametrize("transport", ["conductors", "in_process", "vector", "rounds"])
-LIMIT = Wrapper(entry="walk_world:Limited", params={"most": 4})
-SHORTER = Wrapper(entry="walk_world:Limited", params={"most": 2})
+LIMIT = Wrapper(entry="wrapper_world:Limited", params={"most": 4})
+SHORTER = Wrapper(entry="wrapper_world:Limited", params={"most": 2})
 
 
 @EACH
@@ -30,7 +30,7 @@ def test_the_first_one_is_the_innermost():
 @pytest.mark.parametrize(
     ("wrapper", "reason"),
     [
-        ({"entry": "walk_world:Limited"}, "missing 1 required positional argument: 'most'"),
+        ({"entry": "wrapper_world:Limited"}, "missing 1 required positional argument: 'most'"),
         ({"entry": "walk_world:Absent"}, "entry 'walk_world:Absent' does not load: AttributeError"),
         ({"entry": "nowhere:Wrapper"}, "entry 'nowhere:Wrapper' does not load: ModuleNotFoundError"),
     ],
@@ -56,7 +56,7 @@ conductors:
       entry: "walk_world:Walk"
       wrappers:
         - walk_world:Plain
-        - {entry: "walk_world:Limited", params: {most: 2}}
+        - {entry: "wrapper_world:Limited", params: {most: 2}}
   agents: {a: {entry: "walk_world:Agent"}}
 phases:
   - {name: p, simulate: {environment: walk, agents: [a], episodes: 3, transport: in_process}}
@@ -69,7 +69,7 @@ def test_a_text_stands_for_an_entry_alone():
     assignment = Assignment(uid="u", run=run, folder=".")
     expected = (
         Wrapper(entry="walk_world:Plain"),
-        Wrapper(entry="walk_world:Limited", params={"most": 2}),
+        Wrapper(entry="wrapper_world:Limited", params={"most": 2}),
     )
     command = decode_simulation(encode(assignment.simulation(0)))
     assert command.made_environment.wrappers == expected

@@ -17,86 +17,23 @@ from governor.episodes.records import state_file
 from governor.episodes.records.recording import ROWS
 from governor.episodes.records.stream import streams_of
 from governor.episodes.remote.worker import MAX_ATTEMPTS
-from governor.episodes.simulation import Simulation, episode_seed
-from governor.messages import Done, EpisodeEnded, Failures, Made, PartEndedReport, StartSimulation, Until
+from governor.messages import Done, EpisodeEnded, PartEndedReport, Until
 from governor.messages.link import RecordingLink
 from tests.support.figures import with_done
 from tests.support.in_process_commands import WORLDS, outcomes
 from tests.support.in_process_commands import episodes as told
 from tests.support.living import lives
 from tests.support.reasons import without_place
+from tests.support.tasks.ray_episodes import Phases, once_each, pids, seeds, with_params
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 
 USER_CODE = Path(__file__).parents[1] / "user_code"
 
 
-class Phases:
-    """Each has a number of its own."""
-
-    def __init__(self, harness):
-        self.harness = harness
-        self.spec = harness.spec
-        self.given_up = []
-
-    def command(self, *, agent="far_walks:Reflex", entry="far_walks:Walk", **fields):
-        number = next(self.harness.phases)
-        base = {
-            "phase": number, "name": f"phase {number}", "mode": "eval", "environment": "field", "agents": ("walker",),
-            "episodes": 3, "workers": 1, "max_steps": None, "episode_timeout": None, "seed": 7, "transport": "ray",
-        }  # fmt: skip
-        made = Made(entry=entry, params=fields.pop("params", {}))
-        return StartSimulation(**base | fields, made_environment=made, made_agents=(Made(entry=agent),))
-
-    def begin(self, command, *, flow="CONTINUE", ray_answers=None):
-        from governor.tasks.phases.simulation import RaySimulation
-
-        link = RecordingLink(flow=flow)
-        simulation = Simulation(command=command, spec=self.spec, link=link)
-        ray = RaySimulation(
-            simulation,
-            engine=self.harness.engine,
-            ray_answers=ray_answers or self.harness.cluster.answers,
-            give_up=self.given_up.append,
-        )
-        return simulation, link, asyncio.create_task(ray.run())
-
-    async def end(self, link, playing, *, seconds=60):
-        async with asyncio.timeout(seconds):
-            await playing
-        *_, end = link.events
-        assert isinstance(end, PartEndedReport)
-        return told(link), end
-
-    async def play(self, command, **more):
-        _, link, playing = self.begin(command, **more)
-        return await self.end(link, playing)
-
-    def steps(self, command):
-        return trajectories.read(self.harness.folder, command.name)
-
-
 @pytest.fixture
 def phases(harness):
     return Phases(harness)
-
-
-def seeds(command, *indices):
-    return [episode_seed(command.seed, command.phase, index) for index in indices]
-
-
-def with_params(command, **params):
-    """Of its environment: what is bad is known by its seed, which the command tells."""
-    made = msgspec.structs.replace(command.made_environment, params=params)
-    return msgspec.structs.replace(command, made_environment=made)
-
-
-def pids(path):
-    return [int(line) for line in path.read_text().split()]
-
-
-def once_each(records, episodes):
-    return sorted(record.index for record in records) == list(range(episodes))
 
 
 async def test_short_ones_travel_in_chunks_and_are_played_by_runners_that_were_built_once(phases, tmp_path):
@@ -395,26 +332,3 @@ async def test_a_runner_that_dies_with_ray_is_no_crash_and_nothing_is_told_of_it
     assert not [event for event in link.events if isinstance(event, PartEndedReport)]
     [reason] = phases.given_up
     assert reason.startswith("Ray is lost")
-
-
-async def test_a_phase_on_ray_ends_when_more_fail_than_it_bears(phases):
-    command = phases.command(episodes=3000, workers=2, failures=Failures(at_most=10))
-    command = with_params(command, fault="raise", bad=seeds(command, *range(3000)))
-    records, end = await phases.play(command)
-    assert (end.end, end.exceeded) == ("failures", "failures.at_most of 10")
-    assert 11 <= outcomes(records).count("failed") <= 22, "the other worker's chunk may have as many"
-    assert outcomes(records).count("cancelled") <= 2
-
-
-@pytest.mark.parametrize("fault", ["raise", "die"])
-async def test_a_failed_episode_on_ray_is_played_again_and_only_that_attempt_counts(phases, tmp_path, fault):
-    """With "die" its runner exits, which costs no attempt of `failures.retry`."""
-    begun, once = tmp_path / "begun", tmp_path / "once"
-    command = phases.command(episodes=40, workers=2, failures=Failures(at_most=0, retry={"user": 1}))
-    bad = seeds(command, 7)
-    command = with_params(command, fault=fault, bad=bad, begun=str(begun), once=str(once), at=3)
-    records, end = await phases.play(command)
-    assert (end.end, end.failures, set(outcomes(records))) == ("max_episodes", 0, {"terminated"})
-    assert once_each(records, 40)
-    assert len(pids(begun)) == 2
-    assert phases.steps(command)["episode"].to_pylist() == [index for index in range(40) for _ in range(5)]
