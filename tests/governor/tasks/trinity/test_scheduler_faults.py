@@ -347,20 +347,21 @@ async def test_attempts_that_fail_at_once_are_as_many_as_the_task_asks_for(sched
 
 
 async def test_a_large_evaluation_does_not_hold_the_event_loop(scheduler):
-    """2,200 tasks of 16 runs. What the loop's thread itself works at a stretch counts, not what others take from it."""
+    """2,200 tasks of 16 runs. What the loop's thread itself works at a stretch counts, as a share of the whole work."""
     scheduler.schedule(
         [Task("batch_deeds:score", repeat_times=16, is_eval=True) for _ in range(2_200)], "1/large"
     )
     await within(60, scheduler.wait_for("1/large"))
     gc.collect()
     gc.freeze()  # the garbage collector's walks over all that other tests have left are not counted
-    worst = 0.0
+    worst, began = 0.0, time.process_time()
     handing_out = asyncio.create_task(scheduler.get_payload_results("1/large"))
     while not handing_out.done():
         before = time.thread_time()
         await asyncio.sleep(0)
         worst = max(worst, time.thread_time() - before)
+    whole = time.process_time() - began
     gc.unfreeze()
     statuses, payloads = handing_out.result()
     assert (len(statuses), payloads) == (2_200, [])
-    assert worst < 0.02
+    assert worst < whole / 4  # 1/100 on a quiet machine; nearly all of it, if the loop's thread did it
