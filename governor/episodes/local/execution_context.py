@@ -42,14 +42,6 @@ class NotRecorded(Exception):
     """A step could not be written; one line."""
 
 
-class SeveralPlayers(Exception):
-    """The environment has several players: `players.PlayersWorker` plays those."""
-
-    def __init__(self, environment: Any) -> None:
-        super().__init__()
-        self.environment = environment
-
-
 @dataclass(slots=True, eq=False, kw_only=True)
 class ExecutionContext(EpisodeProgress):
     """The state of an episode of `command`, for the watch: whose code runs (`where`), since when, until when at most, how far.

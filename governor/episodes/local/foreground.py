@@ -16,10 +16,11 @@ import msgspec
 
 from governor.episodes.context import Context, reports
 from governor.episodes.local import local_agent, notices
-from governor.episodes.local.execution_context import SAVE, ExecutionContext, SeveralPlayers, current_episodes
+from governor.episodes.local.execution_context import SAVE, ExecutionContext, current_episodes
 from governor.episodes.local.one_episode import OneEpisode
-from governor.episodes.local.players import PlayersWorker
+from governor.episodes.local.players import LocalPlayersWorker
 from governor.episodes.local.stepping import LocalEpisodeWorker
+from governor.episodes.players.assignment import SeveralPlayers
 from governor.episodes.records.recording import Columns, StepRecorder
 from governor.episodes.rules.evaluation import entropy
 from governor.episodes.rules.seeds import episode_seed
@@ -104,7 +105,7 @@ class ForegroundEpisode(OneEpisode):
                 return self._play(worker)
             except SeveralPlayers as found:
                 built = found.environment
-        several = _PlayersWorker(
+        several = _LocalPlayersWorker(
             self, self._context, self._agents, self._made, built=built, user_context=self._of_environment
         )
         return self._play(several)
@@ -175,7 +176,7 @@ class _Worker(LocalEpisodeWorker):
             close()
 
 
-class _PlayersWorker(_Worker, PlayersWorker):
+class _LocalPlayersWorker(_Worker, LocalPlayersWorker):
     """Likewise, of several players."""
 
 

@@ -29,12 +29,12 @@ from governor.episodes.local.execution_context import (
     JOIN,
     SAVE,
     ExecutionContext,
-    SeveralPlayers,
     WrittenOff,
     current_episodes,
 )
-from governor.episodes.local.players import PlayersWorker
+from governor.episodes.local.players import LocalPlayersWorker
 from governor.episodes.local.stepping import CLOSE_SECONDS, LocalEpisodeWorker
+from governor.episodes.players.assignment import SeveralPlayers
 from governor.episodes.records.checkpoints import COPY_SECONDS
 from governor.errors import ConductorError
 from governor.failures import one_line, reason_of, stack_of
@@ -140,7 +140,7 @@ class InProcess:
                     built = found.environment
                 else:
                     return
-            several = PlayersWorker(
+            several = LocalPlayersWorker(
                 simulation, contexts[0], self._agents, self._made, built=built, user_context=self._context
             )
             self._run_worker(simulation, several, contexts[0])

@@ -59,7 +59,7 @@ class _Player:
     encode: Callable[[Any], Any] | None
 
 
-class PlayersWorker(LocalEpisodeWorker):
+class LocalPlayersWorker(LocalEpisodeWorker):
     """A `LocalEpisodeWorker` whose environment has several players. `built` is the first environment, if it exists already."""
 
     def __init__(

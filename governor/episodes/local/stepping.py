@@ -36,9 +36,9 @@ from governor.episodes.local.execution_context import (
     SAVE,
     STEP,
     NotRecorded,
-    SeveralPlayers,
 )
 from governor.episodes.masks import MaskReader
+from governor.episodes.players.assignment import SeveralPlayers
 from governor.episodes.records.reports import EpisodeReports
 from governor.episodes.simulation import Paused
 from governor.episodes.step_info import with_info

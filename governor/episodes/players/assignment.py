@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from governor.episodes.spaces import SpaceSpec
 
 
+class SeveralPlayers(Exception):
+    """The environment has several players: a worker of another kind plays those. `environment`, if it is in this process."""
+
+    def __init__(self, environment: Any = None) -> None:
+        super().__init__()
+        self.environment = environment
+
+
 def has_players(environment: Any) -> bool:
     return hasattr(environment, "possible_agents")
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from governor.episodes.players.assignment import SeveralPlayers
 from governor.episodes.remote.players_worker import PlayersWorker
 from governor.episodes.remote.rounds import SingleWorker, VectorWorker
-from governor.episodes.remote.worker import SeveralPlayers, run
+from governor.episodes.remote.worker import run
 
 if TYPE_CHECKING:
     from governor.episodes.simulation import Simulation

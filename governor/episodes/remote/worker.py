@@ -16,6 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from governor import logs
+from governor.episodes.players.assignment import SeveralPlayers
 from governor.episodes.records.reports import LINGER_SECONDS, EpisodeReports
 from governor.episodes.remote import control, wire
 from governor.episodes.remote.request_channel import Interrupted, Overdue, PeerLost, RequestChannel
@@ -50,10 +51,6 @@ class ConductorUnavailable(Exception):
 
 class NoFreeEnvironment(Exception):
     """Every environment of the pool is leased to another worker, so this worker is not needed."""
-
-
-class SeveralPlayers(Exception):
-    """The environment has several players: `players_worker.PlayersWorker` plays those."""
 
 
 class Stopped(Exception):

@@ -23,10 +23,11 @@ from uuid import uuid4
 import msgspec
 
 from governor.episodes.context import Context, reports
-from governor.episodes.local.execution_context import ExecutionContext, SeveralPlayers, current_episodes
+from governor.episodes.local.execution_context import ExecutionContext, current_episodes
 from governor.episodes.local.local_agent import LocalAgent
 from governor.episodes.local.one_episode import OneEpisode
 from governor.episodes.local.stepping import LocalEpisodeWorker
+from governor.episodes.players.assignment import SeveralPlayers
 from governor.episodes.records import episode_file
 from governor.episodes.records.recording import Columns, StepRecorder
 from governor.episodes.records.stream import streams_of
