@@ -125,9 +125,10 @@ class TestWarmUp:
         process.shut_down()
         begin = time.perf_counter()
         process.warm_up(preload=("numpy", "gymnasium"))
-        assert time.perf_counter() - begin < 0.2
+        returned = time.perf_counter() - begin
         assert forkserver._server.failures is None
         first, second = await asyncio.gather(process.warm(), process.warm())
+        assert returned < (time.perf_counter() - begin) / 2
         assert first is second
         assert first.failures == {}
 
