@@ -160,6 +160,7 @@ class OnPolicy:
                 "stream": list(each.key),
                 "following": each.following,
                 "done": each.done,
+                "open": each.open,
                 **{name: batch_of([row[at] for row in each.rows]) for at, name in enumerate(COLUMNS)},
             }
             for each in self._segments
@@ -167,13 +168,16 @@ class OnPolicy:
         ]
 
     def load(self, state: Sequence[dict[str, Any]]) -> None:
-        """Goes on with that rollout; the episodes that were under way do not."""
+        """Goes on with that rollout; the episodes that were under way do not. A stream whose episode was over goes on with its
+        segment: in one more segment the values behind all would be computed in a larger batch, and differ in their last bit.
+        """
         self._segments = []
         self._fresh = True
         for each in state:
             rows = list(zip(*(_rows(each[name]) for name in COLUMNS), strict=True))
             key = int(each["stream"][0]), str(each["stream"][1])
-            self._segments.append(Segment(key, rows, each["following"], each["done"], open=False))
+            goes_on = each["done"] and each.get("open", False)
+            self._segments.append(Segment(key, rows, each["following"], each["done"], open=goes_on))
 
 
 def _rows(batch: Any) -> list[Any]:
