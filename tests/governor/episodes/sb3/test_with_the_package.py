@@ -14,10 +14,12 @@ from tests.support import from_index
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[3]
-NEED_IT = [HERE, ROOT / "tests/examples/test_ppo.py"]
-"""Those that train for minutes are run where the package is installed: ``tests/examples/test_stable_baselines3.py`` and
-``tests/system/deaths/test_stable_baselines3.py``.
-"""
+NEED_IT = [
+    HERE,
+    ROOT / "tests/examples/test_ppo.py",
+    ROOT / "tests/examples/test_stable_baselines3.py",
+    ROOT / "tests/system/deaths/test_stable_baselines3.py",
+]
 INSTALL_SECONDS, TEST_SECONDS = 600, 1800
 
 
