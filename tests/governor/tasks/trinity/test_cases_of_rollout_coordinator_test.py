@@ -45,7 +45,7 @@ async def test_finalize_train_batch_supports_partial_finalize(coordinator, pipel
     result = await within(20, coordinator.finalize_train_batch(2, timeout=20.0))
     assert result["finished_task_count"] == 1
     assert pipeline.calls == [("process", [b"done/0"])]
-    await within(10, visit.gone())
+    await within(1, visit.gone())
     assert 2 not in coordinator.pending_batches
 
 
@@ -95,7 +95,7 @@ async def test_abort_batch_marks_batch_aborted_and_evicts_it(coordinator, gate):
     visits = await gate.visits(2)
     await within(5, coordinator.abort_batch(4, reason="shutdown"))
     for visit in visits.values():
-        await within(10, visit.gone())
+        await within(1, visit.gone())
     assert (state.state, 4 in coordinator.pending_batches) == ("aborted", False)
     assert state.final_result["finished_task_count"] == 0
     with pytest.raises(KeyError, match="not registered"):
@@ -205,7 +205,7 @@ async def test_shutdown_waits_for_a_pipeline_at_work_and_no_longer_than_stop_tim
     await within(20, pipeline.hanging.wait())
     await within(10, coordinator.shutdown())
     with pytest.raises(RuntimeError, match="shut down while its pipeline was at work"):
-        await within(10, finalizing)
+        await within(1, finalizing)
     assert pipeline.calls[-1] == "close"
     pipeline.hangs = None
     await within(20, coordinator.prepare())

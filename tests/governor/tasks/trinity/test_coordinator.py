@@ -127,7 +127,7 @@ async def test_an_empty_batch(coordinator):
         await coordinator.submit_batch(batch_id=1, tasks=[], batch_type=batch_type)
         assert coordinator.pending_batches[1].state == "pending"
         finalize = getattr(coordinator, f"finalize_{batch_type}_batch")
-        assert (await within(10, finalize(1)))["finished_task_count"] == 0
+        assert (await within(1, finalize(1)))["finished_task_count"] == 0
 
 
 async def test_concurrent_callers_get_equal_results_and_the_pipeline_works_once(coordinator, gate):
@@ -154,7 +154,7 @@ async def test_the_timeout_of_a_caller_is_its_own(coordinator, gate):
     patient = asyncio.create_task(coordinator.finalize_eval_batch("1/e", timeout=600))
     await gate.visit()
     hasty = await within(5, coordinator.finalize_eval_batch("1/e", timeout=0.05))
-    assert hasty == await within(10, patient)
+    assert hasty == await within(1, patient)
 
 
 # -- time -----------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ async def test_over_rollout_leaves_a_share_behind(coordinator, gate, partial):
     (await gate.visit()).tell("go")
     straggler = await gate.visit()
     result = await within(5, coordinator.finalize_train_batch(1))
-    await within(10, straggler.gone())
+    await within(1, straggler.gone())
     assert result["finished_task_count"] == (3 if partial else 2)
     assert pipeline.taken == [[b"a/0", b"b/0", b"c/0"] if partial else [b"b/0", b"c/0"]]
 

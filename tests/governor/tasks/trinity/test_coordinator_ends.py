@@ -41,11 +41,11 @@ async def test_abort_wakes_a_finalize_that_waits_at_once(coordinator, gate):
         result = await within(5, waiting)
         assert not aborting.done(), "its runner is not free yet"
         assert (result["finished_task_count"], result["batch_type"]) == (0, batch_type)
-        assert await within(10, finalize(1)) == result
+        assert await within(1, finalize(1)) == result
         with pytest.raises(ValueError, match="already active"):
             await coordinator.submit_batch(batch_id=1, tasks=[Task(SCORE)], batch_type="train")
         await within(5, aborting)
-        await within(10, visit.gone())
+        await within(1, visit.gone())
         assert state.state == "aborted"
         with pytest.raises(KeyError):
             await finalize(1)
@@ -61,7 +61,7 @@ async def test_abort_can_keep_what_was_done(coordinator, gate):
     waiting = asyncio.create_task(coordinator.finalize_train_batch(1))
     await turns()
     await within(5, coordinator.abort_batch(1, reason="enough", keep_partial_results=True))
-    result = await within(10, waiting)
+    result = await within(1, waiting)
     assert result["finished_task_count"] == 2
     assert result["metrics"]["rollout/run/mean"] == 0
     assert not coordinator.scheduler.has_step(1)
@@ -90,7 +90,7 @@ async def test_abort_ends_a_pipeline_and_wakes_all_who_wait_for_it(coordinator):
     await within(20, pipeline.begun.wait())
     assert state.state == "finalizing"
     await within(5, coordinator.abort_batch(1, reason="it takes too long"))
-    results = await within(10, asyncio.gather(*waits))
+    results = await within(1, asyncio.gather(*waits))
     pipeline.open.set()
     await turns()
     assert [result["finished_task_count"] for result in results] == [0, 0]
@@ -107,7 +107,7 @@ async def test_an_abort_of_what_the_pipeline_has_finished(coordinator):
     await within(20, coordinator.experience_pipeline.begun.wait())
     caller.cancel()
     await within(5, asyncio.shield(coordinator._finalizations[1].result))
-    await within(10, coordinator.abort_batch(1, reason="too late"))
+    await within(1, coordinator.abort_batch(1, reason="too late"))
     assert state.state == "finalized"
     assert not coordinator.pending_batches
 
@@ -135,7 +135,7 @@ async def test_shutdown_ends_a_finalize_with_an_error_and_nothing_goes_to_the_pi
     ]
     await turns()
     await within(10, coordinator.shutdown())
-    for error in await within(10, asyncio.gather(*waits, return_exceptions=True)):
+    for error in await within(2, asyncio.gather(*waits, return_exceptions=True)):
         assert isinstance(error, RuntimeError)
     assert pipeline.taken == []
     assert (await within(5, coordinator.finalize_train_batch(2)))["finished_task_count"] == 1

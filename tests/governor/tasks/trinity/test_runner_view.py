@@ -166,8 +166,8 @@ async def test_a_runner_of_its_own(harness, gate):
     visit = await gate.visit()
     await within(20, wrapper.close())
     await wrapper.close()
-    await within(10, visit.gone())
-    (ended,) = await within(10, asyncio.gather(work, return_exceptions=True))
+    await within(1, visit.gone())
+    (ended,) = await within(1, asyncio.gather(work, return_exceptions=True))
     assert isinstance(ended, RuntimeError) or not ended[0].ok
     async with RunnerWrapper(0, config=config) as other:
         assert other.rollout_model is None

@@ -112,7 +112,7 @@ async def test_stop_is_bounded_wakes_who_waits_and_keeps_results(harness, gate, 
     assert time.monotonic() - began < 5
     assert not is_alive(visit.pid)
     assert not folder.exists()
-    verdict, everything, own = await within(10, asyncio.gather(*waits, return_exceptions=True))
+    verdict, everything, own = await within(1, asyncio.gather(*waits, return_exceptions=True))
     assert verdict in ("all", "timeout")
     assert isinstance(everything, RuntimeError)
     assert isinstance(own, RuntimeError) or not own[0].ok
@@ -137,7 +137,7 @@ async def test_what_does_not_end_in_stop_timeout_is_not_waited_for(harness, monk
         await close(idle)
 
     monkeypatch.setattr(driver.engine._runners, "close", slow)
-    await within(10, scheduler.stop())
+    await within(2, scheduler.stop())
     released.set()
     await within(20, driver._closing)
     assert not driver.folder.exists()
@@ -150,9 +150,9 @@ async def test_a_runner_that_waits_is_woken_by_a_stop_that_is_not_done_in_time(h
     driver._stack.push_async_callback(released.wait)
     work = asyncio.create_task(scheduler.runners[0].run_with_retry(visitor(gate), 1, 0, 600.0))
     await gate.visit()
-    await within(10, scheduler.stop())
+    await within(2, scheduler.stop())
     with pytest.raises(RuntimeError, match="was stopped"):
-        await within(10, work)
+        await within(2, work)
     released.set()
     await within(20, driver._closing)
 
@@ -173,7 +173,7 @@ async def test_stop_ends_a_start(harness, monkeypatch):
     await within(10, scheduler.stop())
     assert ended.is_set()
     with pytest.raises(GovernorError, match="stopped before it had started"):
-        await within(10, starting)
+        await within(1, starting)
     assert not scheduler.running
 
 
