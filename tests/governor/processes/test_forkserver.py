@@ -125,10 +125,9 @@ class TestWarmUp:
         process.shut_down()
         begin = time.perf_counter()
         process.warm_up(preload=("numpy", "gymnasium"))
-        returned = time.perf_counter() - begin
+        assert time.perf_counter() - begin < 0.2
         assert forkserver._server.failures is None
         first, second = await asyncio.gather(process.warm(), process.warm())
-        assert returned < (time.perf_counter() - begin) / 2
         assert first is second
         assert first.failures == {}
 

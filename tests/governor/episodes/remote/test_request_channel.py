@@ -79,7 +79,7 @@ def test_a_stop_ends_the_waiting_at_once_and_a_late_answer_settles_it(channel, p
     os.eventfd_write(stop, 1)
     with pytest.raises(Interrupted):
         channel.ask(reset(channel), deadline=began + 10)
-    assert monotonic() - began < 5
+    assert monotonic() - began < 1
     assert channel.wait_late(seconds=0.01) is None
     peer.read()
     peer.answer(wire.ObservedFrame(1, 0))

@@ -200,16 +200,13 @@ async def test_an_unauthenticated_flood_does_not_block_the_loop(driver, connect,
             peer.close()
 
     floods = [asyncio.create_task(flood()) for _ in range(8)]
-    longest = []
-    for _ in range(TRIES):
-        async with Turns() as turns:
-            for _ in range(50):
-                await runner.still_works()
-        longest.append(turns.longest)
+    async with Turns() as turns:
+        for _ in range(50):
+            await runner.still_works()
     for task in floods:
         task.cancel()
     await asyncio.wait(floods)
-    assert min(longest) < 0.02, longest
+    assert turns.longest < 0.02
 
 
 async def test_no_descriptors_left_costs_a_pause_not_the_loop(driver, runner):
@@ -276,16 +273,12 @@ async def test_a_burst_of_reports_is_taken_in_portions(driver, runner):
     said = frames(
         [Over(n, 0, 1.0, 1.0, value={"reward": 0.5}, metrics={"reward": 0.5}) for n in range(100_000)]
     )
-    longest = []
-    for _ in range(TRIES):
-        driver.received.clear()
-        async with Turns() as turns:
-            await asyncio.to_thread(send_all, runner.sock, said)
-            await driver.until(lambda: driver.received and driver.received[-1].ticket == 99_999)
-        assert [each.ticket for each in driver.received[-100_000:]] == list(range(100_000))
-        longest.append(turns.longest)
+    async with Turns() as turns:
+        await asyncio.to_thread(send_all, runner.sock, said)
+        await driver.until(lambda: driver.received and driver.received[-1].ticket == 99_999)
+    assert [each.ticket for each in driver.received[-100_000:]] == list(range(100_000))
     assert max(driver.reads) < 1000
-    assert min(longest) < 0.02, longest
+    assert turns.longest < 0.02
 
 
 async def test_all_that_a_dead_runner_wrote_is_read_by_drain(driver, connect, runner):
