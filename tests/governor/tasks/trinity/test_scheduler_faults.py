@@ -364,4 +364,4 @@ async def test_a_large_evaluation_does_not_hold_the_event_loop(scheduler):
     gc.unfreeze()
     statuses, payloads = handing_out.result()
     assert (len(statuses), payloads) == (2_200, [])
-    assert worst < whole / 4  # 1/100 on a quiet machine; nearly all of it, if the loop's thread did it
+    assert worst < whole / 20  # 1/100 on a quiet machine; nearly all of it, if the loop's thread did it
