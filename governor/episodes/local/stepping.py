@@ -110,7 +110,7 @@ class LocalEpisodeWorker:
     ) -> None:
         """`user_context` is for environments that take it."""
         self._simulation = simulation
-        self._slots = [LocalSlot(context) for context in contexts]
+        self.slots = [LocalSlot(context) for context in contexts]
         self._alone = len(contexts) == 1
         self._number = contexts[0].owner
         self._streams = simulation.command.workers * len(contexts)
@@ -130,7 +130,7 @@ class LocalEpisodeWorker:
         self.reports.drain()
 
     def _play_on(self) -> None:
-        idle, active = list(self._slots), list[LocalSlot]()
+        idle, active = list(self.slots), list[LocalSlot]()
         more = True
         while True:
             while more and idle:
@@ -162,11 +162,11 @@ class LocalEpisodeWorker:
 
     def recorder_for(self, context: ExecutionContext) -> StepRecorder:
         """The recorder of this context; also for the watch, which may have declared the worker hung."""
-        return next(slot.recorder for slot in self._slots if slot.context is context)
+        return next(slot.recorder for slot in self.slots if slot.context is context)
 
     def close(self) -> None:
         """Closes the environments."""
-        for slot in self._slots:
+        for slot in self.slots:
             self._close(slot)
 
     def _close(self, slot: LocalSlot) -> None:

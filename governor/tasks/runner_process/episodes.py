@@ -137,19 +137,19 @@ class Player(OneEpisode):
             raise ConductorError("the command does not say what its environment is made of")
         self.command = msgspec.structs.replace(command, workers=1)
         self.key = chunk.part, chunk.resets
-        self.begin(chunk)
         self.replays = chunk.replays
-        self._recorder: StepRecorder | None = None
-        self._sent: _Sent | None = None
+        self._folder = folder
+        self._columns: Columns
+        self._recorders: dict[int, StepRecorder] = {}
+        """By worker: this runner may play chunks of each."""
+        self._sent: dict[int, _Sent] = {}
         if folder is None:
-            self._sent = _Sent(command.name)
-            folder = self._sent.folder
+            folder = self._sent_of(chunk.worker).folder
         name, made = command.agents[0], command.made_agents[0]
         state_path = folder / "agents" / f"{name}.state"
-        if self._sent is not None and chunk.state is not None:
+        if self._sent and chunk.state is not None:
             state_path.parent.mkdir()
             state_path.write_bytes(chunk.state)
-        self._folder = folder
         for_user = partial(Context, run_id=run, run_folder=run_folder)
         reports.phase = command.name
         self._agent = _Actor(
@@ -160,17 +160,18 @@ class Player(OneEpisode):
             context=for_user(name=f"agent.{name}"),
         )
         self._attribution = Attribution()
-        context = ExecutionContext(
+        self._context = ExecutionContext(
             chunk.worker, command=command, owner=chunk.worker, agent=name, attribution=self._attribution
         )
-        reports.bind(partial(current_episodes, [context]))
+        reports.bind(partial(current_episodes, [self._context]))
         self._worker = LocalEpisodeWorker(
             self,
-            [context],
+            [self._context],
             self._agent,
             command.made_environment,
             user_context=for_user(name=f"environment.{command.environment}"),
         )
+        self.begin(chunk)
 
     def make(self) -> None:
         """Builds environment and agent. Raises ConductorError."""
@@ -189,8 +190,13 @@ class Player(OneEpisode):
             )
 
     def begin(self, chunk: EpisodeChunk) -> None:
+        """Its episodes are those of the chunk's worker, in their records as in their steps."""
         self.chunk = chunk
         self._bounds = FailureBounds.of_left(chunk.bears)
+        if chunk.worker != self._context.number:
+            self._context.number = chunk.worker
+            [slot] = self._worker.slots
+            slot.recorder, slot.calls_of = self._recorder_of(chunk.worker), None  # calls bear its number, too
 
     def play(self, index: int) -> list[Any] | TaskResult | str:
         """Plays the episode; returns it, with its steps if they are not in the run's folder, or TOO_MANY_FAILED."""
@@ -204,16 +210,17 @@ class Player(OneEpisode):
         if self.played is None:
             raise RuntimeError(f"episode {index} was not played")
         self._bounds.add(self.played.outcome)
-        if self._sent is None:
+        sent = self._sent.get(self.chunk.worker)
+        if sent is None:
             return encode_episode(self.played)
-        return TaskResult(encode_episode(self.played, self._sent.name), payload=self._sent.take())
+        return TaskResult(encode_episode(self.played, sent.name), payload=sent.take())
 
     def close(self) -> None:
         self._worker.close()
-        if self._recorder is not None:
-            self._recorder.close()
-        if self._sent is not None:
-            self._sent.close()
+        for recorder in self._recorders.values():
+            recorder.close()
+        for sent in self._sent.values():
+            sent.close()
 
     # -- EpisodeSource ----------------------------------------------------------------------------------------
 
@@ -221,13 +228,22 @@ class Player(OneEpisode):
         return episode_seed(self.command.seed, self.command.phase, index)
 
     def recorder(self, worker: int, observation: SpaceSpec, action: SpaceSpec) -> StepRecorder:
-        self._recorder = StepRecorder(
-            self._folder,
-            phase=self.command.name,
-            worker=worker,
-            columns=Columns.of(observation, action, self.command.info),
-        )
-        return self._recorder
+        self._columns = Columns.of(observation, action, self.command.info)
+        return self._recorder_of(worker)
+
+    def _recorder_of(self, worker: int) -> StepRecorder:
+        if worker not in self._recorders:
+            folder = self._folder or self._sent_of(worker).folder
+            columns = self._columns
+            self._recorders[worker] = StepRecorder(
+                folder, phase=self.command.name, worker=worker, columns=columns
+            )
+        return self._recorders[worker]
+
+    def _sent_of(self, worker: int) -> _Sent:
+        if worker not in self._sent:
+            self._sent[worker] = _Sent(self.command.name)
+        return self._sent[worker]
 
     def trains(self, index: int) -> bool:  # noqa: ARG002  # agents that learn are refused in `make`
         return self.command.mode == "train"

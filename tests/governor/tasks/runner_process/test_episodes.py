@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 from governor.episodes import trajectories
@@ -41,9 +42,9 @@ class Runner:
         )  # fmt: skip
         self.part = encode(command)
 
-    def chunk(self, *indices, **more):
+    def chunk(self, *indices, worker=2, **more):
         number = next(self.numbers)
-        return EpisodeChunk(number=number, part=self.part, indices=list(indices), worker=2, **more)
+        return EpisodeChunk(number=number, part=self.part, indices=list(indices), worker=worker, **more)
 
     def call(self, chunk, run):
         context = SimpleNamespace(run="u1", run_id=run, run_folder=self.folder)
@@ -87,6 +88,27 @@ def test_it_builds_once_for_all_chunks_of_a_phase_and_anew_after_a_reset(runner)
     runner.play(6, resets=1)
     assert len(runner.built.read_text().split()) == 2
     assert set(trajectories.read(runner.folder, "p")["episode"].to_pylist()) == {0, 1, 5, 6}
+
+
+@pytest.mark.parametrize("sees_folder", [True, False])
+def test_episodes_and_steps_bear_the_worker_of_their_chunk(runner, sees_folder):
+    if not sees_folder:
+        (runner.folder / "episodes" / "p.jsonl").unlink()
+    steps = {}
+    for index, worker in enumerate((1, 0, 0, 1)):
+        chunk = runner.chunk(index, worker=worker)
+        assert runner.call(chunk, 0) == READY
+        answer = runner.call(chunk, 1)
+        episode, stream = decode_episode(answer if sees_folder else answer.value)
+        assert episode.worker == worker
+        if not sees_folder:
+            steps[stream] = steps.get(stream, b"") + answer.payload
+    assert len(runner.built.read_text().split()) == 1
+    if sees_folder:
+        table = trajectories.read(runner.folder, "p")
+        assert table["worker"].to_pylist() == [1] * 5 + [0] * 10 + [1] * 5
+    else:
+        assert [pa.ipc.open_stream(head).schema.names[:1] for head in steps.values()] == [["observation"]] * 2
 
 
 def test_values_with_parts_are_played_and_recorded(runner, monkeypatch):
