@@ -193,8 +193,9 @@ def test_a_run_that_begins_while_the_left_one_is_found_keeps_its_spools(tmp_path
     def end_and_find(uid):
         end(uid)
         if not found:
-            collector._find_left()
-            found.append(collector._runs["one"])
+            with collector._lock:  # its thread may end it as soon as it is found
+                collector._find_left()
+                found.append(collector._runs["one"])
 
     monkeypatch.setattr(collector, "end", end_and_find)
     collector.begin(run)
