@@ -191,7 +191,9 @@ class Executor:
         answer = await self._ask(asked, Submitted, source=uid, seconds=max(self.timeout, RESUME_SECONDS))
         return answer.uid
 
-    def watch(self, uid: str, after: int = 0, *, follow: bool = True) -> Watching:
+    def watch(
+        self, uid: str, after: int = 0, *, follow: bool = True, kinds: tuple[str, ...] = ()
+    ) -> Watching:
         """The events of a run, numbered without gaps, until it has ended; also over a restart of the daemon.
 
         ``async for event in executor.watch(uid)`` gives each event once: its `seq`, `at` (seconds since 1970), `kind` and `data`.
@@ -200,21 +202,20 @@ class Executor:
             uid: the id of a run, or a unique beginning of it.
             after: only events with a number above this.
             follow: if not, only the events that are on record now.
+            kinds: only events of these kinds, as ``phase.ended``.
 
         The iteration raises NoSuchRun, and Unreachable for a daemon that died and did not come back.
         """
-        return Watching(self._messages(uid, after, follow=follow))
+        return Watching(self._messages(Watch(uid=uid, after=after, follow=follow, kinds=kinds)))
 
-    async def _messages(
-        self, uid: str, after: int, *, follow: bool
-    ) -> AsyncGenerator[RunEvent | WatchEnd, None]:
+    async def _messages(self, asked: Watch) -> AsyncGenerator[RunEvent | WatchEnd, None]:
         """The events, then the end of the watch."""
         loop = asyncio.get_running_loop()
         end: WatchEnd | None = None
         until = loop.time() + self.patience
         while True:
             try:
-                async for message in self._receive(Watch(uid=uid, after=after, follow=follow)):
+                async for message in self._receive(asked):
                     if isinstance(message, WatchEnd):
                         end = message
                         break
@@ -222,7 +223,7 @@ class Executor:
                     if message is not None:
                         end = None
                         # The full uid: a later run may have the same beginning.
-                        uid, after = message.uid, message.seq
+                        asked = msgspec.structs.replace(asked, uid=message.uid, after=message.seq)
                         yield message
             except TransportError as error:
                 hopeless = isinstance(error, RemoteError | TooLarge | transport.errors.RequestNotPermitted)

@@ -35,6 +35,7 @@ VERBS: Final = {
     "explain": "questions:explain",
     "list": "questions:list_runs",
     "results": "results:command",
+    "report": "report:command",
     "logs": "logs:command",
     "resume": "submit:resume",
     "abort": "questions:abort",

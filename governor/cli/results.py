@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from governor.cli import ask
-from governor.cli.rendering import display
+from governor.cli.rendering import display, lines
 from governor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -122,6 +122,8 @@ def command(
             from governor.cli.rendering import failures as listing  # noqa: PLC0415  # not for other runs
 
             listing.show_hint(found.uid, err=False)
+        if form != "json" and (page := Path(found.folder) / "report.html").exists():
+            lines.say(f"Report: {page}")
 
 
 def _require_fitting(*faults: tuple[bool, str]) -> None:

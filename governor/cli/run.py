@@ -27,7 +27,7 @@ import click
 from governor.cli import ask
 from governor.cli.check import checked
 from governor.cli.rendering import display, failures, lines
-from governor.errors import ExitCode, JournalError, NoRoom, NoSuchRun
+from governor.errors import ExitCode, GovernorError, JournalError, NoRoom, NoSuchRun
 from governor.processes import guard
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 SHOWN_AT_ONCE = 100
 """Lines of user code that a terminal shows, several times a second."""
+REPORT_SECONDS = 30.0
+"""How long the report of a run that has ended may take."""
 OUTPUT_SECONDS = 5.0
 """How long the last lines of a run that has ended may take."""
 
@@ -158,10 +160,26 @@ async def _run(
                         show_result(result)
                         if not as_data:
                             await failures.show_end(executor, result, state_dir=config.state_dir)
+                            await _report(executor, result)
         except (JournalError, NoRoom) as error:
             hint = f"when that is repaired, `governor run --resume {uid}` continues it"
             raise type(error)(f"{error}; {hint}") from error
     return ask.exit_code(end)
+
+
+async def _report(executor: Executor, result: RunResult) -> None:
+    """Writes the report of the run, and names it. A run has ended as it has, also without one."""
+    from governor.cli import report  # noqa: PLC0415  # only where a run has ended
+
+    try:
+        async with asyncio.timeout(REPORT_SECONDS):
+            file = await report.write_for(executor, result)
+    except (GovernorError, OSError, TimeoutError) as error:
+        why = f"it took longer than {REPORT_SECONDS:g} s" if isinstance(error, TimeoutError) else error
+        again = f"governor report {result.uid}"
+        lines.say(f"governor: no report was written: {why}; `{again}` writes one", err=True)
+    else:
+        lines.say(f"Report: {file}")
 
 
 async def _follow(

@@ -272,7 +272,7 @@ class DaemonApi:
         with self._journal.arrivals(uid) as arrived:
             while True:
                 arrived.clear()
-                row, last, parts = await self._journal.read(partial(self._read_on, uid, after))
+                row, last, parts = await self._journal.read(partial(self._read_on, uid, after, asked.kinds))
                 if parts:
                     after = last
                     for frames in parts:
@@ -292,10 +292,10 @@ class DaemonApi:
                 except TimeoutError:
                     await request.partial(b"")
 
-    def _read_on(self, uid: str, after: int) -> tuple[RunLine, int, list[list[bytes]]]:
+    def _read_on(self, uid: str, after: int, kinds: Sequence[str]) -> tuple[RunLine, int, list[list[bytes]]]:
         """The run, then its next events: those of a run that has ended are all there are. Blocks."""
         row = self._queries.find(uid)
-        page = self._journal.events(uid, after=after)
+        page = self._journal.events(uid, after=after, kinds=kinds)
         return row, page[-1].seq if page else after, list(chunks(encode(event) for event in page))
 
     async def abort(self, asked: Abort, by: dict[str, Any]) -> Done:

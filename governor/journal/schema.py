@@ -184,6 +184,14 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def connect_read_only(path: Path) -> sqlite3.Connection:
+    """For a process that is not the daemon. Raises sqlite3.Error."""
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
+    connection.text_factory = _text
+    connection.execute("PRAGMA busy_timeout=5000")
+    return connection
+
+
 def _create(path: Path) -> None:
     """Creates an empty journal atomically: with two syncs, where SQLite needs eleven."""
     part = temporary(path)

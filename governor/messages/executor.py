@@ -28,11 +28,14 @@ class Resume(Message, frozen=True):
 
 
 class Watch(Message, frozen=True):
-    """All events of the run with a sequence number above `after`; with `follow` also later ones, until the run has ended."""
+    """All events of the run with a sequence number above `after`, of these `kinds` if any are given; with `follow` also later ones, until
+    the run has ended.
+    """
 
     uid: str
     after: int = 0
     follow: bool = True
+    kinds: tuple[str, ...] = ()
 
 
 class GetStatus(Message, frozen=True):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from governor.index_ranges import IndexRanges
     from governor.journal.failures import Cause
-    from governor.journal.journal import Journal
+    from governor.journal.run_records import RunRecords
     from governor.messages import FailureKind
     from governor.runs.assignment import Assignment
 
@@ -62,7 +62,7 @@ def of_phase(causes: Sequence[Cause], events: Mapping[str, Mapping[str, Any]]) -
 
 
 def attempts_of(
-    journal: Journal, assignment: Assignment, phase: int, *, ended: IndexRanges
+    journal: RunRecords, assignment: Assignment, phase: int, *, ended: IndexRanges
 ) -> dict[int, tuple[FailureKind, ...]]:
     """The kinds of the failed attempts at episodes of a phase that have not `ended`. Blocks; raises JournalError."""
     policy = assignment.run.phases[phase].policy
@@ -89,7 +89,7 @@ def summary(causes: Sequence[Cause]) -> str:
     return "; ".join(told) + (f"; and {left:,} of other causes" if left else "")
 
 
-def page(journal: Journal, uid: str, *, phase: str | None, after: int, limit: int) -> FailureList:
+def page(journal: RunRecords, uid: str, *, phase: str | None, after: int, limit: int) -> FailureList:
     """Blocks. Raises UsageError for a phase that has not begun, RecordDamaged, JournalError."""
     names = {event.data["index"]: event.data["phase"] for event in journal.events_of(uid, ("phase.started",))}
     wanted = next((index for index, name in names.items() if name == phase), None)
@@ -124,7 +124,7 @@ def page(journal: Journal, uid: str, *, phase: str | None, after: int, limit: in
     return FailureList(uid=uid, failures=tuple(found), tracebacks=texts)
 
 
-def _traceback(journal: Journal, uid: str, told: str) -> tuple[str, str | None]:
+def _traceback(journal: RunRecords, uid: str, told: str) -> tuple[str, str | None]:
     """Its key, and its text if that was kept. Events of conductors have the text itself: there are few."""
     if "\n" in told:
         return blake2b(told.encode(), digest_size=8).hexdigest(), told

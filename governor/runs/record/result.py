@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from governor.journal.journal import Journal
+    from governor.journal.run_records import RunRecords
     from governor.journal.runs_table import RunRow
     from governor.journal.tables import Transaction
     from governor.messages import TaskRecord
@@ -82,7 +83,7 @@ async def record_result(
 
 def build_result(
     *,
-    journal: Journal,
+    journal: RunRecords,
     assignment: Assignment,
     outcome: RunOutcome | Literal["in work"],
     reason: str,
@@ -106,7 +107,7 @@ def build_result(
     return _result(row, outcome=outcome, reason=reason, phases=phases, folder=folder, seconds=seconds)
 
 
-def phase_events(journal: Journal, uid: str) -> dict[int, dict[str, dict[str, Any]]]:
+def phase_events(journal: RunRecords, uid: str) -> dict[int, dict[str, dict[str, Any]]]:
     """For each phase the last event of each kind; events of its parts have names of their own."""
     found: dict[int, dict[str, dict[str, Any]]] = {}
     for event in journal.standing_events_of(uid, ("phase.started", "part.ended", "phase.ended")):
@@ -118,7 +119,7 @@ def phase_events(journal: Journal, uid: str) -> dict[int, dict[str, dict[str, An
 
 
 def result_of_damaged(
-    journal: Journal, row: RunRow, *, reason: str, folder: Path
+    journal: RunRecords, row: RunRow, *, reason: str, folder: Path
 ) -> tuple[RunResult, str | None]:
     """The result for a run whose record is damaged, and the name of its file. Blocks.
 
@@ -180,7 +181,7 @@ def save_result(result: RunResult, folder: Path) -> str | None:
     return name
 
 
-def whole_result(journal: Journal, uid: str, folder: Path) -> RunResult | None:
+def whole_result(journal: RunRecords, uid: str, folder: Path) -> RunResult | None:
     """The result of a run that has ended. Blocks. Raises UsageError when its file is gone."""
     result, name = journal.result(uid), journal.result_file(uid)
     if name is None:
@@ -192,7 +193,7 @@ def whole_result(journal: Journal, uid: str, folder: Path) -> RunResult | None:
 
 
 def _phase(
-    journal: Journal,
+    journal: RunRecords,
     assignment: Assignment,
     index: int,
     events: dict[str, dict[str, Any]],
@@ -240,7 +241,7 @@ def _tasks(records: Iterator[TaskRecord], folder: Path, phase: str, *, writes: b
     return {"tasks_file": str(path.relative_to(folder)), "task_outcomes": dict(outcomes)}
 
 
-def figures_of(journal: Journal, assignment: Assignment, phase: int) -> PhaseFigures:
+def figures_of(journal: RunRecords, assignment: Assignment, phase: int) -> PhaseFigures:
     """The running figures of the episodes of a phase: as kept last, with what ended after that. Blocks. Raises JournalError."""
     if assignment.run.phases[phase].simulate is None:
         return PhaseFigures()
@@ -251,7 +252,7 @@ def figures_of(journal: Journal, assignment: Assignment, phase: int) -> PhaseFig
     return statistics.figures
 
 
-def curves_of(journal: Journal, row: RunRow, *, metric: str, phase: str | None = None) -> RunCurves:
+def curves_of(journal: RunRecords, row: RunRow, *, metric: str, phase: str | None = None) -> RunCurves:
     """The curves of a metric in the phases that began, or in the one of this name: of its episodes, else of what its tasks have
     reported; ``TASK.METRIC`` is that of one task. Blocks. Raises JournalError, RunFileError, and UsageError for an unknown phase.
     """
@@ -277,7 +278,7 @@ def curves_of(journal: Journal, row: RunRow, *, metric: str, phase: str | None =
     )
 
 
-def _task_curves(journal: Journal, uid: str, metric: str) -> defaultdict[int, _TaskCurve]:
+def _task_curves(journal: RunRecords, uid: str, metric: str) -> defaultdict[int, _TaskCurve]:
     """By phase."""
     begun = journal.last_event(uid, "run.restarted")
     found: defaultdict[int, _TaskCurve] = defaultdict(_TaskCurve)
@@ -316,7 +317,7 @@ class _TaskCurve:
         self._pending.clear()
 
 
-def complete_figures_of(journal: Journal, assignment: Assignment, phase: int) -> PhaseFigures:
+def complete_figures_of(journal: RunRecords, assignment: Assignment, phase: int) -> PhaseFigures:
     """Those of the episodes that ended by themselves. Reads all records, also those of the run that this one resumed if there are
     others among what it has inherited. Blocks. Raises JournalError.
     """

@@ -1,0 +1,137 @@
+// Reads the document, lays out the page, and draws each section when it comes into view.
+
+const PARTS = { missing: "summary", sessions: "steps", environment: "run_file" };
+/** Fields of a run that another section than the one of their name shows. */
+
+async function _document() {
+  const script = document.getElementById("document");
+  if (script.type === "application/json") return JSON.parse(script.textContent);
+  const bytes = Uint8Array.from(atob(script.textContent), (each) => each.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+function start(data) {
+  const app = document.getElementById("app");
+  const states = new Map();
+  let current = 0;
+  const nav = element("nav", { "aria-label": "Sections" });
+  const title = element("h1");
+  const chooser = element("span");
+  const notice = element("div", { class: "away", role: "alert", hidden: true });
+  const main = element("main", { id: "content", tabindex: "-1" });
+  const made = `${data.live ? "live" : `made ${formatTime(data.made_at)}`} by Run Governor ${data.governor}`;
+  app.replaceChildren(
+    element("header", { class: "top" }, element("div", { class: "row" }, title, chooser, element("span", { class: "soft", text: made })), nav),
+    notice,
+    main,
+  );
+  const waiting = new Map();
+  const seen = new IntersectionObserver((entries) => entries.filter((each) => each.isIntersecting).forEach((each) => drawNow(each.target)), { rootMargin: "300px" });
+
+  function drawNow(box) {
+    const draw = waiting.get(box);
+    if (!draw) return;
+    waiting.delete(box);
+    seen.unobserve(box);
+    draw();
+  }
+
+  function contextOf(section, box, asked) {
+    const key = section.whole ? section.id : `${data.runs[current].summary.uid} ${section.id}`;
+    if (!states.has(key)) states.set(key, {});
+    return { data, state: states.get(key), asked, redraw: () => drawSection(section, box), open };
+  }
+
+  function drawSection(section, box, asked) {
+    const focus = document.activeElement;
+    const inside = box.contains(focus) && focus.tagName === "INPUT" ? [focus.getAttribute("aria-label"), focus.selectionStart] : null;
+    const scrolled = box.querySelector(".grid")?.scrollTop ?? 0;
+    const height = box.offsetHeight;
+    box.style.minHeight = `${height}px`;
+    box.replaceChildren(element("h2", { id: `${section.id}-title`, text: section.title }));
+    try {
+      section.draw(box, section.whole ? data : data.runs[current], contextOf(section, box, asked));
+    } catch (error) {
+      box.append(element("p", { class: "bad", text: `This section can't be shown: ${error}` }));
+      console.error(error);
+    }
+    box.style.minHeight = "";
+    if (scrolled && box.querySelector(".grid")) box.querySelector(".grid").scrollTop = scrolled;
+    if (inside) {
+      const field = [...box.querySelectorAll("input")].find((each) => each.getAttribute("aria-label") === inside[0]);
+      field?.focus();
+      field?.setSelectionRange(inside[1], inside[1]);
+    }
+  }
+
+  function open(id, asked) {
+    const section = sections.find((each) => each.id === id);
+    const box = document.getElementById(id);
+    if (!section || !box) return;
+    waiting.delete(box);
+    drawSection(section, box, asked);
+    box.scrollIntoView();
+  }
+
+  function head() {
+    const run = data.runs[current];
+    document.title = data.runs.length > 1 ? `${data.runs.length} runs` : run ? `${run.summary.name}: ${run.summary.outcome}` : "Run Governor";
+    title.replaceChildren(run ? visible(run.summary.name) : "Run Governor", " ");
+    if (run) title.append(badge(run.summary.outcome, run.summary.outcome === "in work" ? run.summary.state || "in work" : run.summary.outcome));
+  }
+
+  function layout() {
+    head();
+    nav.replaceChildren();
+    main.replaceChildren();
+    waiting.clear();
+    seen.disconnect();
+    const run = data.runs[current];
+    if (!run) main.append(emptyNote("No run yet: `governor submit FILE` submits one."));
+    for (const section of sections) {
+      if (!run || (section.has && !section.has(section.whole ? data : run))) continue;
+      const box = element("section", { id: section.id, "aria-labelledby": `${section.id}-title` }, element("h2", { id: `${section.id}-title`, text: section.title }));
+      box.style.minHeight = section.order > 40 ? "12rem" : "";
+      main.append(box);
+      nav.append(element("a", { href: `#${section.id}`, text: section.title }));
+      waiting.set(box, () => drawSection(section, box));
+      seen.observe(box);
+    }
+  }
+
+  function choose(runs, selected, act) {
+    const options = runs.map((run, index) => element("option", { value: index, selected: index === selected, text: `${visible(run.name)} ${run.uid} (${run.outcome === "in work" ? run.state || "in work" : run.outcome})` }));
+    const select = element("select", { "aria-label": "Run", onchange: () => act(Number(select.value)) }, ...options);
+    chooser.replaceChildren(select);
+  }
+
+  function changed(uid, name, value) {
+    const index = data.runs.findIndex((run) => run.summary.uid === uid);
+    if (index < 0) return;
+    data.runs[index][name] = value;
+    if (name === "summary") head();
+    const section = sections.find((each) => each.id === (PARTS[name] ?? name));
+    if (!section || (index !== current && !section.whole)) return;
+    const box = document.getElementById(section.id);
+    const shows = !section.has || section.has(section.whole ? data : data.runs[index]);
+    if (Boolean(box) !== Boolean(shows)) layout();
+    else if (box && !waiting.has(box)) drawSection(section, box);
+  }
+
+  if (data.runs.length > 1) choose(data.runs.map((run) => run.summary), current, (index) => ((current = index), layout()));
+  layout();
+  onTheme(layout);
+  addEventListener("beforeprint", () => [...waiting.keys()].forEach(drawNow));
+  const stream = document.body.dataset.stream;
+  if (stream) {
+    const shown = data.runs[0]?.summary.uid;
+    follow(stream, {
+      changed,
+      listed: (runs) => choose(runs, Math.max(0, runs.findIndex((run) => run.uid === shown)), (index) => location.assign(`?run=${encodeURIComponent(runs[index].uid)}`)),
+      away: (text) => ((notice.hidden = !text), (notice.textContent = text)),
+    });
+  }
+}
+
+_document().then(start, (error) => document.getElementById("app").replaceChildren(element("p", { class: "bad", text: `The data of this page can't be read: ${error}` })));

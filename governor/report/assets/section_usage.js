@@ -1,0 +1,28 @@
+// Processors and memory over time, by conductor.
+
+register({
+  id: "usage",
+  title: "Processors and memory",
+  order: 50,
+  has: (run) => run.usage !== null && run.usage.at.length > 1,
+  draw(root, run, context) {
+    for (const chart of context.state.charts ?? []) chart.destroy();
+    context.state.charts = [];
+    const usage = run.usage;
+    const names = Object.keys(usage.conductors);
+    const charts = element("div", { class: "charts" });
+    root.append(charts);
+    const kinds = [
+      ["cpu", `Processors in use${usage.cores ? `, of ${usage.cores}` : ""}`, formatNumber],
+      ["memory", `Memory${usage.memory_total ? `, of ${formatBytes(usage.memory_total)}` : ""}`, formatBytes],
+    ];
+    for (const [key, title, format] of kinds) {
+      const plot = element("div");
+      charts.append(element("figure", {}, element("figcaption", { text: title }), plot));
+      const lines = names.map((name, index) => ({ label: name, x: usage.at, y: usage.conductors[name][key], color: index }));
+      requestAnimationFrame(() => {
+        if (plot.isConnected) context.state.charts.push(lineChart(plot, lines, { x: "time", formatX: formatSeconds, formatY: format, fromZero: true, label: title }));
+      });
+    }
+  },
+});

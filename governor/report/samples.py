@@ -1,0 +1,130 @@
+"""The steps of chosen episodes, and the messages of chosen text sessions.
+
+Rule: only a phase whose steps are in their Parquet file is read, and of that only the row groups with these episodes: the streams
+of a phase at work would have to be merged first.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow.parquet as pq
+
+from governor.episodes.records.merge import parquet_of
+from governor.episodes.records.step_columns import is_text, rows_schema, table_schema
+from governor.report.document import Column, EpisodeSteps, Session, Turn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from governor.report.tables import Choice
+
+MOST_STEPS: Final = 1_000
+"""Of one episode; the first ones."""
+MOST_MESSAGES: Final = 200
+MOST_TEXT: Final = 20_000
+"""Characters of a message."""
+MOST_VALUE: Final = 500
+"""Characters of an observation or action that is not a number."""
+_KNOWN: Final = frozenset(
+    {"phase", "worker", "episode", "attempt", "seed", "outcome", "started", "session", "reason"}
+)
+
+
+def samples_of(
+    run_folder: Path, phase: str, chosen: Sequence[Choice]
+) -> tuple[list[EpisodeSteps], list[Session]]:
+    """Blocks. Raises OSError."""
+    path = parquet_of(run_folder, phase)
+    if not chosen or not path.exists():
+        return [], []
+    wanted = [choice.line.index for choice in chosen]
+    with pq.ParquetFile(path) as file:
+        text = is_text(table_schema(rows_schema(file.schema_arrow)))
+        if "episode" not in file.schema_arrow.names:
+            return [], []
+    rows: dict[int, list[dict[str, Any]]] = {index: [] for index in wanted}
+    for row in pq.read_table(path, filters=[("episode", "in", wanted)]).to_pylist():
+        rows[row["episode"]].append(row)
+    found = [(choice, rows[choice.line.index]) for choice in chosen if rows[choice.line.index]]
+    if text:
+        return [], [_session(phase, choice, each) for choice, each in found]
+    return [_steps(phase, choice, _last_attempt(each)) for choice, each in found], []
+
+
+def _last_attempt(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    last = max(row.get("attempt") or 0 for row in rows)
+    return [row for row in rows if (row.get("attempt") or 0) == last]
+
+
+def _steps(phase: str, choice: Choice, rows: list[dict[str, Any]]) -> EpisodeSteps:
+    shown = rows[:MOST_STEPS]
+    names = [name for name in shown[0] if name not in _KNOWN]
+    return EpisodeSteps(
+        phase=phase,
+        episode=choice.line.index,
+        why=choice.why,
+        outcome=choice.line.outcome,
+        value=choice.line.value or 0.0,
+        columns=[_column(name, [row[name] for row in shown]) for name in names],
+        left_out=len(rows) - len(shown),
+    )
+
+
+def _column(name: str, values: list[Any]) -> Column:
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        return Column(name=name, kind="number", values=values)
+    return Column(name=name, kind="text", values=[_text(value)[:MOST_VALUE] for value in values])
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return "" if value is None else msgspec.json.encode(value, enc_hook=str).decode()
+
+
+def _session(phase: str, choice: Choice, rows: list[dict[str, Any]]) -> Session:
+    """A step's row has the messages before it: the last one those of the whole session."""
+    last = rows[-1]
+    turns = [
+        Turn(role=str(message.get("role", "")), text=_content(message)[:MOST_TEXT])
+        for message in _messages(last.get("messages"))
+    ]
+    answers = [turn for turn in turns if turn.role == "assistant"]
+    for row, turn in zip(rows[:-1], answers[-len(rows[:-1]) :] if rows[:-1] else [], strict=False):
+        turn.step, turn.reward = row.get("step_id"), row.get("step_reward")
+    turns.append(
+        Turn(
+            role="assistant",
+            text=_text(last.get("response"))[:MOST_TEXT],
+            step=last.get("step_id"),
+            reward=last.get("step_reward"),
+        )
+    )
+    if last.get("env_state"):
+        turns.append(Turn(role="environment", text=_text(last["env_state"])[:MOST_TEXT]))
+    return Session(
+        phase=phase,
+        episode=choice.line.index,
+        why=choice.why,
+        outcome=choice.line.outcome,
+        value=choice.line.value or 0.0,
+        messages=turns[:MOST_MESSAGES],
+        left_out=max(0, len(turns) - MOST_MESSAGES),
+    )
+
+
+def _messages(value: Any) -> list[dict[str, Any]]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return [{"role": "", "content": value}]
+    return [message for message in value or [] if isinstance(message, dict)]
+
+
+def _content(message: dict[str, Any]) -> str:
+    return _text(message.get("content"))
