@@ -36,6 +36,7 @@ VERBS: Final = {
     "list": "questions:list_runs",
     "results": "results:command",
     "report": "report:command",
+    "view": "view:command",
     "logs": "logs:command",
     "resume": "submit:resume",
     "abort": "questions:abort",
