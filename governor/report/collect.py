@@ -20,8 +20,19 @@ from governor.messages import ReadOutput
 from governor.messages.curves import EVALUATION, QUANTILES
 from governor.report import timeline
 from governor.report.compare import compare
-from governor.report.document import CurveData, Document, Failure, LogLine, RunDocument, Summary, Windows
+from governor.report.document import (
+    ConductorUsage,
+    CurveData,
+    Document,
+    Failure,
+    LogLine,
+    RunDocument,
+    Summary,
+    Usage,
+    Windows,
+)
 from governor.report.tables import MOST_ROWS, PhaseEpisodes, episode_table, task_table
+from governor.runs.record import environment, usage
 from governor.version import __version__
 
 if TYPE_CHECKING:
@@ -77,11 +88,13 @@ class RunCollector:
             "failures": self.failures,
             "curves": self.curves,
             "timeline": self.timeline,
+            "usage": self.usage,
             "episodes": self.episodes,
             "steps": self.steps,
             "sessions": self.sessions,
             "tasks": self.tasks,
             "run_file": self.run_file,
+            "environment": self.environment,
         }
 
     async def summary(self) -> Summary:
@@ -192,6 +205,28 @@ class RunCollector:
         events = [event async for event in self._source.events(self._uid, kinds)]
         now = time.time() if self._is_in_work else None
         return timeline.timeline_of(events, now=now, left_out=left_out)
+
+    async def usage(self) -> Usage | None:
+        lines = await asyncio.to_thread(usage.read, self.folder / usage.FILE)
+        if not lines:
+            return None
+        begin = self._result.started_at or lines[0].at
+        names = dict.fromkeys(name for line in lines for name in line.conductors)
+        of = {name: [line.conductors.get(name, (None, None)) for line in lines] for name in names}
+        return Usage(
+            at=[round(line.at - begin, 3) for line in lines],
+            conductors={
+                name: ConductorUsage(cpu=[cpu for cpu, _ in found], memory=[memory for _, memory in found])
+                for name, found in of.items()
+            },
+        )
+
+    async def environment(self) -> dict[str, Any] | None:
+        path = self.folder / environment.FILE
+        if not await asyncio.to_thread(path.exists):
+            return None
+        found: dict[str, Any] = msgspec.json.decode(await asyncio.to_thread(path.read_bytes))
+        return found
 
     # -- rows --------------------------------------------------------------------------------------------------
 

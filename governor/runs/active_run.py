@@ -26,6 +26,8 @@ from governor.runs.effects import EffectRunner
 from governor.runs.limits import RunLimits, limits_of
 from governor.runs.liveness_probe import LivenessProbe
 from governor.runs.progress import Progress
+from governor.runs.record import environment
+from governor.runs.record.usage import UsageRecorder
 from governor.runs.report_handler import ReportHandler
 from governor.runs.resource_usage import ConductorUsage, Meter
 from governor.runs.run_log import RunLog
@@ -142,8 +144,16 @@ class ActiveRun:
             )
             self.spawn(LivenessProbe(self).run(), "probe")
             self.spawn(Meter(self).run(), "usage")
+            self.spawn(UsageRecorder(self).run(), "usage_record")
+            self.spawn(self._record_environment(), "environment")
             self._open = stack.pop_all()
         return self
+
+    async def _record_environment(self) -> None:
+        try:
+            await asyncio.to_thread(environment.record, self.folder, self.assignment.folder)
+        except OSError as error:  # a report without it
+            log.info("environment.not_recorded", run=self.uid, reason=str(error))
 
     async def __aexit__(self, *_: object) -> None:
         """Cancels all tasks and waits for them, which is bounded."""

@@ -113,6 +113,11 @@ class ConductorUsage:
                 async with asyncio.timeout(MOST_SECONDS):
                     await in_daemon_thread(partial(self._measure, pids), name="conductor-usage")
 
+    def sample(self, pids: Mapping[str, Collection[int]]) -> dict[str, tuple[float, int]]:
+        """CPUs in use since the sample before, and bytes, by conductor. Blocks."""
+        self._measure(pids)
+        return self._found
+
     def _measure(self, pids: Mapping[str, Collection[int]]) -> None:
         if not self._measuring.acquire(blocking=False):
             return  # the one before hangs

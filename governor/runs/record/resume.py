@@ -26,7 +26,7 @@ from governor.errors import UsageError
 from governor.files import sync_to_disk
 from governor.messages import BAD_TASKS
 from governor.runs.assignment import Assignment
-from governor.runs.record import result
+from governor.runs.record import environment, result, usage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +42,9 @@ CUT_SHORT: Final = frozenset({"failed", "aborted"})
 """Ends of a phase that ended with its run."""
 WRITTEN_WHOLE: Final = frozenset({"results", "episodes", "agents", "checkpoints"})
 """Folders of a run whose files are never changed in place."""
-OF_ONE_RUN: Final = frozenset({"run.json", "result.json", *result.FILES.values()})
+OF_ONE_RUN: Final = frozenset(
+    {"run.json", "result.json", "report.html", usage.FILE, environment.FILE, *result.FILES.values()}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,125 @@
+"""`environment.json` in the folder of a run: what it was made with - versions, packages, the code, the machine.
+
+Rules:
+1. It is written once, when the run begins; a daemon that continues the run keeps it.
+2. No process is started and no code is run for it: packages are the names of their folders, a commit is what is in ``.git``.
+3. No value of an environment variable and no content of a file is in it, only the digest of the code.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from governor.files import write_whole
+from governor.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FILE: Final = "environment.json"
+MOST_FILES: Final = 2_000
+MOST_BYTES: Final = 20 << 20
+CODE: Final = frozenset({".py", ".yaml", ".yml", ".toml", ".json", ".cfg"})
+_SMALL: Final = 1 << 20
+"""Larger files are data."""
+_PACKAGE: Final = re.compile(r"^(.+?)-(\d[^-]*)\.(?:dist|egg)-info$")
+_COMMIT: Final = re.compile(r"^[0-9a-f]{40,64}$")
+
+
+def record(run_folder: Path, code_folder: str) -> None:
+    """Blocks. Raises OSError."""
+    path = run_folder / FILE
+    if not path.exists():
+        write_whole(path, msgspec.json.format(msgspec.json.encode(of_machine(Path(code_folder))), indent=2))
+
+
+def of_machine(code_folder: Path) -> dict[str, Any]:
+    """What a run would be made with now, with the code in this folder."""
+    packages = dict(sorted(_packages()))
+    system = os.uname()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "run_governor": __version__,
+        "python": platform.python_version(),
+        **{name: packages[name] for name in ("ray", "gymnasium", "numpy", "torch") if name in packages},
+        "code": _digest(code_folder),
+        "commit": _commit(code_folder),
+        "host": system.nodename,
+        "system": f"{system.sysname} {system.release} {system.machine}",
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory / (1 << 30), 1),
+        "packages": packages,
+    }
+
+
+def _packages() -> Iterator[tuple[str, str]]:
+    """The first one on the import path counts, as for an import."""
+    seen = set()
+    for folder in sys.path:
+        with suppress(OSError):
+            for entry in os.listdir(folder or "."):  # noqa: PTH208  # names alone
+                found = _PACKAGE.match(entry)
+                if found is not None and (name := found[1].replace("_", "-").lower()) not in seen:
+                    seen.add(name)
+                    yield name, found[2]
+
+
+def _digest(folder: Path) -> str:
+    """Of the names and contents of the files of code below the folder, in their order."""
+    digest, files, size = blake2b(digest_size=16), 0, 0
+    for path in _code(folder):
+        with suppress(OSError):
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(folder)}\0{len(content)}\0".encode("utf-8", "surrogateescape"))
+            digest.update(content)
+            files, size = files + 1, size + len(content)
+        if files >= MOST_FILES or size >= MOST_BYTES:
+            return f"{digest.hexdigest()} (the first {files} files)"
+    return f"{digest.hexdigest()} ({files} files)"
+
+
+def _code(folder: Path) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if _is_own(Path(place, name)))
+        for name in sorted(names):
+            path = Path(place, name)
+            with suppress(OSError):
+                if path.suffix in CODE and path.is_file() and path.stat().st_size < _SMALL:
+                    yield path
+
+
+def _is_own(folder: Path) -> bool:
+    """Not hidden, no cache, and no environment of packages."""
+    hidden = folder.name.startswith(".") or folder.name in ("__pycache__", "node_modules", "site-packages")
+    return not hidden and not (folder / "pyvenv.cfg").exists()
+
+
+def _commit(folder: Path) -> str | None:
+    """The commit that is checked out in the repository of the folder, from its files."""
+    with suppress(OSError, ValueError, StopIteration):
+        root = next(each for each in (folder, *folder.parents) if (each / ".git").exists())
+        git = root / ".git"
+        if git.is_file():  # a work tree of another place
+            git = (root / git.read_text().removeprefix("gitdir:").strip()).resolve()
+        head = (git / "HEAD").read_text().strip()
+        if not head.startswith("ref:"):
+            return head if _COMMIT.match(head) else None
+        name = head.removeprefix("ref:").strip()
+        common = git / "commondir"
+        places = [git, (git / common.read_text().strip()).resolve()] if common.exists() else [git]
+        for place in places:
+            if (place / name).is_file():
+                return (place / name).read_text().strip()
+            for line in (place / "packed-refs").read_text().splitlines():
+                if line.endswith(f" {name}"):
+                    return line.split()[0]
+    return None
