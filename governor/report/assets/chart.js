@@ -65,6 +65,10 @@ function lineChart(root, lines, options) {
   const box = chart.root.querySelector("canvas");
   box.setAttribute("role", "img");
   box.setAttribute("aria-label", options.label ?? "chart");
+  if (lines.length > 1) {
+    const rows = chart.root.querySelectorAll(".u-legend .u-series");
+    bands.forEach((band) => band.series.forEach((index) => (rows[index].style.display = "none")));
+  }
   const observer = new ResizeObserver(() => {
     if (root.clientWidth && root.clientWidth !== chart.width) chart.setSize({ width: root.clientWidth, height: chart.height });
   });
