@@ -10,6 +10,7 @@
   the peers of a channel, `ray_episodes` phases of episodes, `scheduling` a shared scheduler, `gate` tasks that wait for a test's orders, `ends` a listener of a batch,
   `second_node` another Ray node, `agentlab_package` AgentLab from the index. `conductor_specs` what a conductor gets at its start.
 * Episodes: `in_process_commands` commands and results; `recorded_steps` steps, written and read; `nested_spaces` values with parts; `stand_in_torch` torch over numpy.
+* Reports: `report_documents` documents and what a page has in it; `browser` a real Chromium.
 * `from_index`: packages that the extra `test` does not have, in a temporary folder.
 * `language_models/`: `text_servers` HTTP servers with faults; `text_world` one for whole games; `text_stage` interactors on it;
   `text_phases` phases with a model; `pool_world` an actor pool; `recorded_sessions` sessions of a model;

@@ -17,7 +17,7 @@ register({
       ),
       _facts(about),
     );
-    if (about.phases.length) root.append(_phases(about.phases), ..._metrics(about.phases));
+    if (about.phases.length) root.append(element("div", { class: "side" }, _phases(about.phases), ..._metrics(about.phases)));
     for (const line of run.missing) root.append(emptyNote(`Not shown: ${visible(line)}`));
   },
 });
@@ -38,7 +38,7 @@ function _facts(about) {
   return element(
     "dl",
     { class: "facts" },
-    ...shown.map(([name, value]) => element("div", {}, element("dt", { text: name }), element("dd", { text: visible(value) }))),
+    ...shown.map(([name, value]) => element("div", { class: name === "Folder" ? "wide" : "" }, element("dt", { text: name }), element("dd", { text: visible(value) }))),
   );
 }
 
@@ -76,5 +76,5 @@ function _metrics(phases) {
       return element("span", { text: formatNumber(value), title: value === undefined ? undefined : String(value), "data-metric": `${phase.name} ${name}`, "data-value": String(value) });
     }),
   ]);
-  return [element("h3", { text: "Metrics" }), simpleTable(columns, rows, "Metrics of the phases")];
+  return [simpleTable(columns, rows, "Metrics")];
 }

@@ -1,0 +1,226 @@
+"""Pages of reports in a real Chromium: nothing goes wrong in them, and people can use them."""
+
+import math
+
+import pytest
+
+from governor.messages import RunEvent
+from governor.report import page
+from governor.report.compare import compare
+from governor.report.document import Column, ConductorUsage, CurveData, Table, Usage, Windows
+from governor.report.timeline import timeline_of
+from tests.support import browser
+from tests.support.report_documents import HOSTILE, document, hostile_run, run_document
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
+ROWS = 10_000
+OUTCOMES = ["succeeded", "failed"]
+
+
+@pytest.fixture(scope="session")
+def playwright(tmp_path_factory):
+    browser.chromium()
+    return browser.install(tmp_path_factory.mktemp("playwright"))
+
+
+@pytest.fixture
+def visit(playwright, tmp_path):
+    """Opens the page of a document; asserts that it did nothing that it must not."""
+
+    def opened(made, script="scrolled(page)", **more):
+        file = tmp_path / "report.html"
+        file.write_text(page.render(made))
+        found = browser.visit(playwright, file.as_uri(), script, **more)
+        assert (found["console"], found["elsewhere"], found["dialogs"]) == ([], [], [])
+        return found
+
+    return opened
+
+
+def curve(metric="return", shift=0.0):
+    keys = [*range(0, 640, 8)]
+    mean = [math.sin(key / 60) + shift for key in keys]
+    spread = {name: [value + by for value in mean] for name, by in {"p10": -1.0, "p25": -0.5, "p50": 0.0, "p75": 0.5, "p90": 1.0}.items()}  # fmt: skip
+    windows = Windows(
+        first=keys,
+        last=[key + 7 for key in keys],
+        step_first=[key * 10 for key in keys],
+        step_last=[key * 10 + 79 for key in keys],
+        at_first=[key / 100 for key in keys],
+        at_last=[key / 100 + 0.07 for key in keys],
+        count=[8 for _ in keys],
+        mean=mean,
+        low=mean,
+        high=mean,
+        **spread,
+    )
+    return CurveData(phase="train", mode="train", metric=metric, count=640, windows=windows)
+
+
+def many():
+    """A run of 10,000 episodes and 10,000 tasks."""
+    events = []
+    for index in range(ROWS):
+        place = {"phase": 0, "task": "fit", "run": index}
+        started = {**place, "attempt": 1, "pid": index % 4 + 1, "node": "n"}
+        events.append(RunEvent(uid="u1", seq=2 * index + 1, at=index / 10, kind="task.started", data=started))
+        record = {"task": "fit", "run": index, "outcome": OUTCOMES[index % 10 == 0], "seconds": 0.05}
+        ended = {"phase": 0, "record": record}
+        events.append(
+            RunEvent(uid="u1", seq=2 * index + 2, at=index / 10 + 0.05, kind="task.ended", data=ended)
+        )
+    usage = Usage(
+        at=[*range(50)], conductors={"agent.a": ConductorUsage(cpu=[0.5] * 50, memory=[1 << 27] * 50)}
+    )
+    return run_document(
+        curves=[curve(), curve("steps")],
+        timeline=timeline_of(events),
+        usage=usage,
+        episodes=rows("episode"),
+        tasks=rows("task"),
+    )
+
+
+def rows(name):
+    return Table(
+        columns=[
+            Column(name=name, kind="number", unit="id", values=[*range(ROWS)]),
+            Column(name="outcome", kind="outcome", values=[int(index % 10 == 0) for index in range(ROWS)], dictionary=OUTCOMES),
+            Column(name="return", kind="number", values=[index * 7919 % 10_007 / 7 for index in range(ROWS)]),
+        ],
+        total=ROWS,
+        shown=ROWS,
+    )  # fmt: skip
+
+
+def test_hostile_texts_are_shown_as_texts(visit):
+    found = visit(
+        document(hostile_run()),
+        """
+        scrolled(page)
+        found["text"] = page.inner_text("main")
+        found["images"] = len(page.query_selector_all("img, iframe"))
+        found["title"] = page.title()
+        """,
+    )
+    assert found["images"] == 0
+    shown = HOSTILE.replace("\x1b", "␛").replace("\x00", "␀").replace("\u202e", "⟨202E⟩").split("\u2028")[0]
+    assert found["text"].count(shown) >= 8
+    assert "<img src=x onerror=alert(2)>" in found["title"]
+
+
+def test_ten_thousand_episodes_and_tasks_open_at_once_sort_and_filter(visit):
+    made = document(many())
+    assert len(page.render(made)) < 1_000_000
+    found = visit(
+        made,
+        """
+        page.evaluate("document.getElementById('episodes').scrollIntoView()")
+        page.wait_for_selector("#episodes tbody tr")
+        count = lambda: page.inner_text("#episodes [role=status]")
+        found["all"] = count()
+        found["in_page"] = len(page.query_selector_all("#episodes tbody tr"))
+        page.fill("#episodes input", "outcome:failed return<10")
+        found["filtered"] = count()
+        page.fill("#episodes input", "")
+        page.select_option("#episodes select", "failed")
+        found["chosen"] = count()
+        page.select_option("#episodes select", "")
+        page.click("#episodes th:nth-child(3) button")
+        found["lowest"] = page.inner_text("#episodes tbody tr:nth-child(1) td:nth-child(3)")
+        found["sort"] = page.get_attribute("#episodes th:nth-child(3)", "aria-sort")
+        page.click("#episodes th:nth-child(3) button")
+        found["highest"] = page.get_attribute("#episodes tbody tr:nth-child(1) td:nth-child(3)", "title")
+        page.evaluate("document.querySelector('#episodes .grid').scrollTop = 1e9")
+        page.wait_for_function("document.querySelector('#episodes tbody').innerText.includes('0')")
+        page.wait_for_timeout(100)
+        found["last"] = page.query_selector_all("#episodes tbody tr:not([aria-hidden])")[-1].get_attribute("aria-rowindex")
+        scrolled(page)
+        """,
+    )
+    returns = [index * 7919 % 10_007 / 7 for index in range(ROWS)]
+    failed = [value for index, value in enumerate(returns) if index % 10 == 0]
+    assert found["all"] == "10,000 rows"
+    assert found["in_page"] < 100
+    assert found["filtered"] == f"{sum(value < 10 for value in failed)} of 10,000 rows"
+    assert found["chosen"] == "1,000 of 10,000 rows"
+    assert (found["lowest"], found["sort"]) == ("0", "ascending")
+    assert float(found["highest"]) == max(returns)
+    assert found["last"] == str(ROWS + 1)
+
+
+def test_timeline_and_curves_zoom(visit):
+    found = visit(
+        document(many()),
+        """
+        page.evaluate("document.getElementById('timeline').scrollIntoView()")
+        page.wait_for_selector("#timeline canvas")
+        where = lambda: page.inner_text("#timeline [role=status]")
+        found["all"] = where()
+        page.focus("#timeline canvas")
+        page.keyboard.press("+")
+        found["keys"] = where()
+        box = page.query_selector("#timeline canvas").bounding_box()
+        page.mouse.move(box["x"] + 600, box["y"] + 10)
+        page.mouse.wheel(0, -300)
+        page.wait_for_timeout(100)
+        found["wheel"] = where()
+        found["tip"] = page.inner_text("#timeline .tip")
+        page.keyboard.press("0")
+        found["again"] = where()
+        page.evaluate("document.getElementById('curves').scrollIntoView()")
+        page.wait_for_selector("#curves .u-over")
+        page.wait_for_timeout(200)
+        over = page.query_selector("#curves .u-over").bounding_box()
+        label = lambda: page.inner_text("#curves .u-legend")
+        y = over["y"] + over["height"] / 2
+        page.mouse.move(over["x"] + over["width"] * 0.9, y)
+        found["before"] = label()
+        page.mouse.move(over["x"] + over["width"] * 0.2, y)
+        page.mouse.down()
+        page.mouse.move(over["x"] + over["width"] * 0.4, y, steps=5)
+        page.mouse.up()
+        page.mouse.move(over["x"] + over["width"] * 0.9, y)
+        found["zoomed"] = label()
+        page.click("#curves button:has-text('time')")
+        page.wait_for_selector("#curves button[aria-pressed=true]:has-text('time')")
+        page.wait_for_timeout(200)
+        found["charts"] = len(page.query_selector_all("#curves .uplot"))
+        """,
+    )
+    assert len({found["all"], found["keys"], found["wheel"]}) == 3
+    assert found["again"] == found["all"]
+    assert "fit[" in found["tip"]
+    assert found["before"] != found["zoomed"]
+    assert found["charts"] == 2
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_nothing_is_wider_than_the_window(visit, width):
+    found = visit(
+        document(many()),
+        """
+        page.set_viewport_size({"width": given["width"], "height": 800})
+        scrolled(page)
+        found["width"] = page.evaluate("document.documentElement.scrollWidth")
+        """,
+        width=width,
+    )
+    assert found["width"] == width
+
+
+def test_several_runs_lie_over_each_other_and_each_can_be_chosen(visit):
+    runs = [run_document(f"u{seed}", seed=seed, curves=[curve(shift=seed)]) for seed in (1, 2, 3)]
+    found = visit(
+        document(*runs, comparison=compare(runs)),
+        """
+        scrolled(page)
+        found["charts"] = len(page.query_selector_all("#curves .uplot"))
+        found["comparison"] = page.inner_text("#comparison")
+        page.select_option("header select", "2")
+        found["folder"] = page.inner_text("#summary")
+        """,
+    )
+    assert found["charts"] == 1
+    assert "n = 3" in found["comparison"]
+    assert "/runs/u3" in found["folder"]

@@ -1,0 +1,98 @@
+"""What a run records of what it uses, and of what it is made with."""
+
+import json
+import os
+import subprocess
+import sys
+
+from governor.runs.record import environment, usage
+from governor.version import __version__
+
+
+class Run:
+    uid = "u"
+
+    def __init__(self, folder):
+        self.folder = folder
+
+
+def recorder(folder):
+    made = usage.UsageRecorder(Run(folder))
+    me = {"agent.a": (os.getpid(), 1)}
+    return made, lambda: made._record(me)
+
+
+def test_a_line_has_memory_and_processors_by_conductor(tmp_path):
+    _, record = recorder(tmp_path)
+    record()
+    sum(range(3_000_000))
+    record()
+    first, last = usage.read(tmp_path / usage.FILE)
+    cpu, memory = last.conductors["agent.a"]
+    assert 0.05 < cpu < 8
+    assert memory > 5 << 20
+    assert first.at <= last.at
+
+
+def test_the_file_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(usage, "MOST", 8)
+    made, record = recorder(tmp_path)
+    for _ in range(8):
+        record()
+    assert len(usage.read(tmp_path / usage.FILE)) == 4
+    assert made._seconds == 2 * usage.FIRST_SECONDS
+    record()
+    assert len(usage.read(tmp_path / usage.FILE)) == 5
+
+
+def test_a_torn_line_is_left_out(tmp_path):
+    _, record = recorder(tmp_path)
+    record()
+    with (tmp_path / usage.FILE).open("ab") as file:
+        file.write(b'{"at":12,"cond')
+    assert len(usage.read(tmp_path / usage.FILE)) == 1
+
+
+def test_versions_code_and_machine_are_on_record_once(tmp_path):
+    code, folder = tmp_path / "code", tmp_path / "run"
+    code.mkdir()
+    folder.mkdir()
+    (code / "agent.py").write_text("x = 1\n")
+    environment.record(folder, str(code))
+    found = json.loads((folder / environment.FILE).read_text())
+    assert found["run_governor"] == __version__
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert found["packages"]["pyzmq"]
+    assert "(1 files)" in found["code"]
+    (code / "agent.py").write_text("x = 2\n")
+    environment.record(folder, str(code))
+    assert json.loads((folder / environment.FILE).read_text()) == found
+    assert environment.of_machine(code)["code"] != found["code"]
+
+
+def test_data_caches_and_packages_are_no_code(tmp_path):
+    (tmp_path / "agent.py").write_text("x = 1\n")
+    before = environment.of_machine(tmp_path)["code"]
+    for folder in ("__pycache__", ".hidden", "env"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "other.py").write_text("y = 1\n")
+    (tmp_path / "env" / "pyvenv.cfg").write_text("")
+    (tmp_path / "data.npy").write_bytes(b"1")
+    assert environment.of_machine(tmp_path)["code"] == before
+
+
+def test_the_commit_is_read_from_the_repository(tmp_path):
+    def git(*arguments):
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout.strip()
+
+    git("init", "--quiet")
+    assert environment.of_machine(tmp_path)["commit"] is None
+    git("commit", "--quiet", "--allow-empty", "-m", "first")
+    commit = git("rev-parse", "HEAD")
+    (tmp_path / "below").mkdir()
+    assert environment.of_machine(tmp_path / "below")["commit"] == commit
+    git("pack-refs", "--all")
+    assert environment.of_machine(tmp_path)["commit"] == commit
+    git("checkout", "--quiet", "--detach")
+    assert environment.of_machine(tmp_path)["commit"] == commit
