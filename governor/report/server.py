@@ -3,7 +3,8 @@
 Rules:
 1. The token is the first part of the path; without it there is no page, whatever is asked for.
 2. The Host header must name loopback and this port: a page elsewhere, whose name was made to point here, is refused.
-3. Only GET; nothing is cached, and no address is passed on as a referrer.
+3. Only GET; nothing is cached, no address is passed on as a referrer, and no other page may frame it.
+4. A page that takes no events for `SLOW_SECONDS` is dropped, with what was meant for it; it comes back by itself and gets all anew.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from governor.errors import GovernorError, NoSuchRun, Unreachable, UsageError
+from governor.errors import GovernorError, NoAnswer, NoSuchRun, TryAgain, Unreachable, UsageError
 from governor.report.page import render
 
 if TYPE_CHECKING:
@@ -27,12 +28,15 @@ if TYPE_CHECKING:
 
 HOST: Final = "127.0.0.1"
 SLOW_SECONDS: Final = 10.0
-"""A page that does not take an event for so long is dropped; it comes back by itself."""
+RETRY: Final = b"retry: 1000\n\n"
+"""A page that lost its stream connects again after so many milliseconds."""
 _HEADERS: Final = {
     "Cache-Control": "no-store",
+    "Content-Security-Policy": "frame-ancestors 'none'; base-uri 'none'; form-action 'none'; object-src 'none'",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
+    "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 
@@ -40,9 +44,10 @@ _HEADERS: Final = {
 class PageServer:
     """Serves the page of one daemon. `url` is known when it listens."""
 
-    def __init__(self, live: Live, *, first: str | None = None) -> None:
+    def __init__(self, live: Live, *, first: str | None = None, slow_seconds: float = SLOW_SECONDS) -> None:
         self._live = live
         self._first = first
+        self._slow_seconds = slow_seconds
         self._token = secrets.token_urlsafe(24)
         self._port = 0
 
@@ -54,8 +59,8 @@ class PageServer:
     async def listening(self, port: int) -> AsyncIterator[PageServer]:
         """Raises UsageError for a port that is taken."""
         app = web.Application()
-        app.router.add_get("/{token}/", self._page)
-        app.router.add_get("/{token}/events", self._events)
+        app.router.add_get("/{token}/", self._page, allow_head=False)
+        app.router.add_get("/{token}/events", self._events, allow_head=False)
         app.on_response_prepare.append(_with_headers)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
@@ -85,8 +90,10 @@ class PageServer:
             document = await self._live.document(request.query.get("run", self._first))
         except NoSuchRun as error:
             raise web.HTTPNotFound(text=f"{error}\n") from error
-        except Unreachable as error:
-            raise web.HTTPServiceUnavailable(text=f"{error}\nReload this page when it is back.\n") from error
+        except (Unreachable, NoAnswer, TryAgain) as error:
+            raise web.HTTPServiceUnavailable(
+                text=f"{error}\nThis page comes when the daemon is back.\n", headers={"Refresh": "2"}
+            ) from error
         except GovernorError as error:
             raise web.HTTPInternalServerError(text=f"{error}\n") from error
         uid = document.runs[0].summary.uid if document.runs else ""
@@ -98,12 +105,16 @@ class PageServer:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         events = self._live.following(request.query.get("run") or None)
-        with suppress(ConnectionError, TimeoutError):
+        with suppress(ConnectionError):
             try:
+                await response.write(RETRY)
                 async for name, data in events:
                     frame = f"event: {name}\ndata: {data}\n\n" if name else ": at work\n\n"
-                    async with asyncio.timeout(SLOW_SECONDS):
+                    async with asyncio.timeout(self._slow_seconds):
                         await response.write(frame.encode())
+            except TimeoutError:
+                if request.transport is not None:
+                    request.transport.abort()  # what it did not take would be waited for
             finally:
                 await events.aclose()
         return response
