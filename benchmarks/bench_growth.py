@@ -64,14 +64,14 @@ def run_of(episodes: int) -> dict[str, Any]:
 async def measure(episodes: int = EPISODES) -> list[Row]:
     folder = Path(tempfile.mkdtemp(prefix="gb-"))
     try:
-        uid = await _begin(folder, episodes)
-        played = await _fill(folder, uid, episodes, int(episodes * PLAYED))
+        uid = await begin(folder, episodes)
+        played = await fill(folder, uid, episodes, int(episodes * PLAYED))
         return await _go_on(folder, uid, played)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _begin(folder: Path, episodes: int) -> str:
+async def begin(folder: Path, episodes: int) -> str:
     """Plays for a moment; returns the run's uid when nothing of its daemon is left."""
     async with Instance(folder=folder) as instance:
         uid = await instance.executor.submit(run_of(episodes), folder=HERE)
@@ -82,7 +82,7 @@ async def _begin(folder: Path, episodes: int) -> str:
     return uid
 
 
-async def _fill(folder: Path, uid: str, episodes: int, until: int) -> int:
+async def fill(folder: Path, uid: str, episodes: int, until: int) -> int:
     """Records what is missing up to episode `until`; returns the number of episodes on record."""
     assignment = Assignment(uid=uid, run=parse(run_of(episodes)), folder=str(HERE))
     journal = Journal(folder / "s" / "governor.db")

@@ -29,6 +29,7 @@ import bench_output
 import bench_queries
 import bench_ray_episodes
 import bench_recording
+import bench_report
 import bench_runs
 import bench_scheduler
 import bench_start
@@ -100,6 +101,7 @@ SECTIONS: tuple[tuple[str, Callable[[], list[Row]]], ...] = (
     ("Ten million episodes", lambda: asyncio.run(bench_growth.measure())),
     ("Curves of metrics", bench_metrics.measure_curves),
     ("Ten thousand runs", bench_queries.measure),
+    ("Reports, and the live page", lambda: asyncio.run(bench_report.measure())),
     ("Tasks, beside plain Ray", bench_tasks.measure),
     ("The scheduler of tasks, alone", bench_scheduler.measure),
     ("Calls of a task graph, beside plain Ray", bench_calls.measure),
