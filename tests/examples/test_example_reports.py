@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -30,10 +31,17 @@ def playwright(tmp_path_factory):
 
 
 @pytest.fixture
-def governor(tmp_path):
+def folder():
+    """With a short name, as sockets need it."""
+    with tempfile.TemporaryDirectory(prefix="gr-", dir="/tmp") as made:
+        yield Path(made)
+
+
+@pytest.fixture
+def governor(folder):
     """Calls the command line with folders of its own."""
-    (tmp_path / "r").mkdir(mode=0o700)
-    environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "s"), "XDG_RUNTIME_DIR": str(tmp_path / "r")}
+    (folder / "r").mkdir(mode=0o700)
+    environ = {**os.environ, "XDG_STATE_HOME": str(folder / "s"), "XDG_RUNTIME_DIR": str(folder / "r")}
     environ.pop("GOVERNOR_BROKER", None)
 
     def command(*arguments):
@@ -42,7 +50,7 @@ def governor(tmp_path):
     def call(*arguments):
         done = subprocess.run(
             command(*arguments),
-            cwd=tmp_path,
+            cwd=folder,
             env=environ,
             capture_output=True,
             text=True,
@@ -54,10 +62,18 @@ def governor(tmp_path):
 
     def begin(*arguments):
         return subprocess.Popen(
-            command(*arguments), cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True
+            command(*arguments), cwd=folder, env=environ, stdout=subprocess.PIPE, text=True
         )
 
-    call.begin = begin
+    def works(*arguments):
+        return (
+            subprocess.run(
+                command(*arguments), cwd=folder, env=environ, capture_output=True, timeout=60, check=False
+            ).returncode
+            == 0
+        )
+
+    call.begin, call.works = begin, works
     return call
 
 
@@ -67,12 +83,10 @@ def ended(process):
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_reports_and_live_pages_of_examples(example, governor, playwright, tmp_path):
-    daemon = governor.begin(
-        "serve", "--state-dir", tmp_path / "state", "--runtime-dir", tmp_path / "r" / "run-governor"
-    )
+def test_reports_and_live_pages_of_examples(example, governor, playwright, folder):
+    daemon = governor.begin("serve")
     try:
-        while not (tmp_path / "r" / "run-governor" / "broker.sock").exists():
+        while not governor.works("status"):
             assert daemon.poll() is None
         said = governor("submit", examples_path(example) / "run.yaml", "--wait")
         uid = re.search(r"run (\w+)", said)[1]
@@ -81,7 +95,7 @@ def test_reports_and_live_pages_of_examples(example, governor, playwright, tmp_p
         view = governor.begin("view", uid)
         try:
             url = view.stdout.readline().split()[1]
-            for address in ((tmp_path / "report.html").as_uri(), url):
+            for address in ((folder / "report.html").as_uri(), url):
                 found = browser.visit(playwright, address, LOOK)
                 assert (found["console"], found["elsewhere"], found["dialogs"]) == ([], [], [])
                 metrics = {
@@ -97,6 +111,6 @@ def test_reports_and_live_pages_of_examples(example, governor, playwright, tmp_p
         finally:
             view.send_signal(2)
             view.wait(30)
-        assert Page(Path(tmp_path / "report.html").read_text()).data["runs"][0]["missing"] == []
+        assert Page(Path(folder / "report.html").read_text()).data["runs"][0]["missing"] == []
     finally:
         ended(daemon)
