@@ -238,8 +238,7 @@ class Executor:
     async def _receive(self, asked: Watch) -> AsyncIterator[RunEvent | WatchEnd | None]:
         """The messages as they come; None is a heartbeat."""
         async for part in self._client.stream(self.service, encode(asked), idle_timeout=IDLE_SECONDS):
-            for frame in part.body:
-                reply = self._decode(frame) if frame else None
+            for reply in (self._decode(frame) if frame else None for frame in part.body):
                 if isinstance(reply, Refused):
                     raise from_refusal(reply, source=asked.uid)
                 if reply is None or isinstance(reply, RunEvent | WatchEnd):
