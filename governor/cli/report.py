@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from governor.report.source import JournalSource
 
 
-@click.command("report", short_help="Write a page with curves, timeline and failures.")
+@click.command("report", short_help="Write a page: curves, timeline, failures.")
 @click.argument("uids", metavar="RUN...", nargs=-1, required=True)
 @click.option(
     "--output",
