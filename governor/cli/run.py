@@ -174,12 +174,14 @@ async def _report(executor: Executor, result: RunResult) -> None:
     try:
         async with asyncio.timeout(REPORT_SECONDS):
             file = await report.write_for(executor, result)
-    except (GovernorError, OSError, TimeoutError) as error:
-        why = f"it took longer than {REPORT_SECONDS:g} s" if isinstance(error, TimeoutError) else error
-        again = f"governor report {result.uid}"
-        lines.say(f"governor: no report was written: {why}; `{again}` writes one", err=True)
+    except TimeoutError:
+        why = f"it took longer than {REPORT_SECONDS:g} s"
+    except Exception as error:  # noqa: BLE001  # whatever is wrong with the page, the run has ended as it has
+        why = str(error) if isinstance(error, GovernorError | OSError) else repr(error)
     else:
         lines.say(f"Report: {file}")
+        return
+    lines.say(f"governor: no report was written: {why}; `governor report {result.uid}` writes one", err=True)
 
 
 async def _follow(
