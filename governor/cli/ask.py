@@ -10,10 +10,12 @@ import click
 
 from governor.cli.rendering.lines import say
 from governor.cli.rendering.view import RunView
-from governor.errors import ExitCode, GovernorError
+from governor.errors import ExitCode, GovernorError, NoSuchRun
+from governor.locations import run_folders
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
 
     from governor.cli.rendering.display import Display
     from governor.executor import Executor, Watching
@@ -37,6 +39,19 @@ def ask(broker: str | None, question: Callable[[Executor], Awaitable[T]]) -> T:
             return await question(executor)
 
     return asyncio.run(asked())
+
+
+def kept_folder(state_dir: Path, uid: str, *, instead_of: GovernorError) -> Path:
+    """The folder of the run below `state_dir`, whose daemon is not asked. Raises `instead_of` if it is not there, NoSuchRun if several
+    runs begin with `uid`.
+    """
+    found = run_folders(state_dir, uid)
+    if not found:
+        raise instead_of
+    if len(found) > 1:
+        names = ", ".join(sorted(run.name for run in found)[:5])
+        raise NoSuchRun(uid, f"{uid!r} is the beginning of several runs: {names}")
+    return found[0]
 
 
 async def follow(executor: Executor, uid: str, *, display: Display, after: int = 0) -> WatchEnd | None:

@@ -20,7 +20,7 @@ import msgspec
 from governor.cli import ask
 from governor.cli.rendering import lines
 from governor.errors import GovernorError, NoSuchRun, NotPermitted, Unreachable
-from governor.locations import default_state_dir, run_folders
+from governor.locations import default_state_dir
 from governor.messages import ReadOutput
 from governor.units import durations
 
@@ -160,17 +160,12 @@ def _kept_pages(
     """
     from governor.output import reader  # noqa: PLC0415  # not for `--help`
 
-    found = run_folders(state_dir, asked.uid)
-    if not found:
-        raise instead_of
-    if len(found) > 1:
-        names = ", ".join(sorted(run.name for run in found)[:5])
-        raise NoSuchRun(asked.uid, f"{asked.uid!r} is the beginning of several runs: {names}")
-    folder = reader.folder_of(found[0])
+    run_folder = ask.kept_folder(state_dir, asked.uid, instead_of=instead_of)
+    folder = reader.folder_of(run_folder)
     lines.say(f"governor: these are the lines in {folder}", err=True)
     conductors = None if asked.conductor is None else reader.conductors_named(folder, asked.conductor, list)
     while True:
-        grows = follow and _may_grow(found[0])  # before they are read: none is missed
+        grows = follow and _may_grow(run_folder)  # before they are read: none is missed
         try:
             page = reader.page_of(folder, asked, conductors)
         except PermissionError as error:

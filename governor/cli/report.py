@@ -16,8 +16,8 @@ import click
 
 from governor.cli import ask
 from governor.cli.rendering import lines
-from governor.errors import NoSuchRun, NotPermitted, Unreachable, UsageError
-from governor.locations import default_state_dir, run_folders
+from governor.errors import GovernorError, NoSuchRun, NotPermitted, Unreachable, UsageError
+from governor.locations import default_state_dir
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -146,20 +146,14 @@ def _require_phases(runs: Sequence[RunDocument], asked: Mapping[str, frozenset[i
             raise UsageError(f"--episode: there is no phase {phase!r}: {', '.join(known) or 'none began'}")
 
 
-def _kept(state_dir: Path, uid: str, missing: Unreachable | NoSuchRun) -> JournalSource:
-    """The journal of the run's state folder. Raises `missing` if no such run is there."""
+def _kept(state_dir: Path, uid: str, instead_of: GovernorError) -> JournalSource:
+    """The journal of the run's state folder. Raises `instead_of` if no such run is there, NoSuchRun, NotPermitted."""
     from governor.report.source import JournalSource  # noqa: PLC0415  # not for `--help`
 
     try:
-        found = run_folders(state_dir, uid)
+        return JournalSource(ask.kept_folder(state_dir, uid, instead_of=instead_of))
     except PermissionError as error:
         raise NotPermitted(f"{error.filename} can't be read: {error.strerror}") from None
-    if not found:
-        raise missing
-    if len(found) > 1:
-        names = ", ".join(sorted(run.name for run in found)[:5])
-        raise NoSuchRun(uid, f"{uid!r} is the beginning of several runs: {names}")
-    return JournalSource(found[0])
 
 
 def _name_of(document: Document) -> str:
