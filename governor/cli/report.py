@@ -71,7 +71,7 @@ def command(
     if as_json:
         click.echo(json.dumps({"file": str(file.absolute()), "bytes": size}))
     else:
-        lines.say(f"Report: {file} ({size / 1024:,.0f} KiB)")
+        lines.say(f"Report: {file} ({size / 1024:,.0f} KiB)", err=str(file) == "/dev/stdout")
 
 
 def write(document: Document, file: Path) -> int:
@@ -81,7 +81,12 @@ def write(document: Document, file: Path) -> int:
 
     page = render(document).encode()
     try:
-        write_whole(file, page)
+        if file.exists() and not file.is_file():  # /dev/stdout, for one, must not be replaced
+            file.write_bytes(page)
+        elif file.parent.is_dir():
+            write_whole(file, page)
+        else:
+            raise UsageError(f"the report can't be written to {file}: there is no folder {file.parent}")
     except OSError as error:
         raise UsageError(f"the report can't be written to {file}: {error.strerror}") from error
     return len(page)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from governor.daemon.state_lock import is_served
 from governor.errors import JournalError, NoSuchRun
 from governor.journal import schema
 from governor.journal.run_records import RunRecords
@@ -106,8 +107,8 @@ class JournalSource:
     def _result(self, uid: str) -> RunResult:
         try:
             row = self._row(uid)
-        except (NoSuchRun, JournalError):
-            return self._left(uid)
+        except (NoSuchRun, JournalError) as error:
+            return self._left(error)
         found = result.whole_result(self._records, row.uid, self._folder)
         if found is not None:
             return found
@@ -116,18 +117,17 @@ class JournalSource:
             journal=self._records,
             assignment=assignment,
             outcome="in work",
-            reason="interrupted: no daemon is at work in its state folder",
+            reason="in work" if is_served(self._folder.parents[1]) else "interrupted",
             folder=self._folder,
             seconds=row.seconds if row.seconds is not None else time.time() - row.submitted_at,
         )
 
-    def _left(self, uid: str) -> RunResult:
+    def _left(self, instead: NoSuchRun | JournalError) -> RunResult:
+        """Raises `instead` where nothing is left."""
         try:
             return msgspec.json.decode((self._folder / "result.json").read_bytes(), type=RunResult)
         except (OSError, msgspec.MsgspecError):
-            raise NoSuchRun(
-                uid, f"neither a journal nor {self._folder / 'result.json'} has run {uid!r}"
-            ) from None
+            raise instead from None
 
     def _row(self, uid: str) -> RunRow:
         row = self._records.run(self._folder.name)

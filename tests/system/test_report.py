@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -77,7 +78,15 @@ async def test_a_report_has_the_numbers_of_the_results_with_and_without_the_daem
     assert [steps["why"] for steps in run["steps"]]
     assert "FrozenLake" in run["run_file"]
     assert run["environment"]["run_governor"]
+    left_over = instance.folder / "left" / "runs" / uid
+    await asyncio.to_thread(shutil.copytree, instance.folder / "s" / "runs" / uid, left_over)
+    for name in ("episodes", "logs"):
+        await asyncio.to_thread(shutil.rmtree, left_over / name)
     other = instance.folder / "other.html"
+    await governor(instance, "report", uid, "--state-dir", instance.folder / "left", "-o", other)
+    [pruned] = Page(other.read_text()).data["runs"]
+    assert pruned["summary"] == run["summary"]
+    assert [line.split(":")[0] for line in pruned["missing"]] == ["curves", "timeline"]
     await governor(instance, "report", uid[:6], "--state-dir", instance.folder / "s", "-o", other)
     [left] = Page(other.read_text()).data["runs"]
     assert left == run
@@ -91,6 +100,10 @@ async def test_errors_say_what_to_do(instance):
         await tree.end(uid)
         nowhere = await governor(instance, "--broker", broker, "report", uid, "-o", "/proc/no/r.html", code=2)
         assert "/proc/no/r.html" in nowhere
+        folder = await governor(instance, "--broker", broker, "report", uid, "-o", "missing/r.html", code=2)
+        assert "there is no folder missing" in folder
+        piped = await governor(instance, "--broker", broker, "report", uid, "-o", "/dev/stdout")
+        assert Page(piped).data["runs"][0]["summary"]["uid"] == uid
         wrong = await governor(instance, "--broker", broker, "report", uid, "--episode", "train", code=2)
         assert "PHASE:N" in wrong
         twice = await governor(instance, "--broker", broker, "report", uid, uid, code=2)
