@@ -90,14 +90,30 @@ function start(data) {
     const run = data.runs[current];
     if (!run) main.append(emptyNote("No run yet: `governor submit FILE` submits one."));
     for (const section of sections) {
-      if (!run || (section.has && !section.has(section.whole ? data : run))) continue;
-      const box = element("section", { id: section.id, "aria-labelledby": `${section.id}-title` }, element("h2", { id: `${section.id}-title`, text: section.title }));
-      box.style.minHeight = section.order > 40 ? "12rem" : "";
-      main.append(box);
-      nav.append(element("a", { href: `#${section.id}`, text: section.title }));
-      waiting.set(box, () => drawSection(section, box));
-      seen.observe(box);
+      if (run && shows(section)) add(section);
     }
+  }
+
+  function shows(section) {
+    return !section.has || section.has(section.whole ? data : data.runs[current]);
+  }
+
+  /** Puts the section at its place among those that are there. */
+  function add(section) {
+    const box = element("section", { id: section.id, "aria-labelledby": `${section.id}-title` }, element("h2", { id: `${section.id}-title`, text: section.title }));
+    box.style.minHeight = section.order > 40 ? "12rem" : "";
+    const following = sections.slice(sections.indexOf(section) + 1).find((each) => document.getElementById(each.id));
+    main.insertBefore(box, following ? document.getElementById(following.id) : null);
+    nav.insertBefore(element("a", { href: `#${section.id}`, text: section.title }), following ? nav.querySelector(`[href="#${following.id}"]`) : null);
+    waiting.set(box, () => drawSection(section, box));
+    seen.observe(box);
+  }
+
+  function remove(section, box) {
+    waiting.delete(box);
+    seen.unobserve(box);
+    box.remove();
+    nav.querySelector(`[href="#${section.id}"]`)?.remove();
   }
 
   function choose(runs, selected, act) {
@@ -114,9 +130,9 @@ function start(data) {
     const section = sections.find((each) => each.id === (PARTS[name] ?? name));
     if (!section || (index !== current && !section.whole)) return;
     const box = document.getElementById(section.id);
-    const shows = !section.has || section.has(section.whole ? data : data.runs[index]);
-    if (Boolean(box) !== Boolean(shows)) layout();
-    else if (box && !waiting.has(box)) drawSection(section, box);
+    if (!shows(section)) box && remove(section, box);
+    else if (!box) add(section);
+    else if (!waiting.has(box)) drawSection(section, box);
   }
 
   if (data.runs.length > 1) choose(data.runs.map((run) => run.summary), current, (index) => ((current = index), layout()));
