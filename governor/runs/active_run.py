@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 import msgspec
 
 from governor import logs
+from governor.episodes.entries import in_daemon_thread
 from governor.files import write_whole
 from governor.messages import ConductorCommand, conductor_service, decode_command_reply, encode, run_service
 from governor.metrics import Metrics
@@ -151,7 +152,9 @@ class ActiveRun:
 
     async def _record_environment(self) -> None:
         try:
-            await asyncio.to_thread(environment.record, self.folder, self.assignment.folder)
+            await in_daemon_thread(
+                partial(environment.record, self.folder, self.assignment.folder), name="environment"
+            )
         except OSError as error:  # a report without it
             log.info("environment.not_recorded", run=self.uid, reason=str(error))
 

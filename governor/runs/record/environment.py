@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import sys
+import time
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 FILE: Final = "environment.json"
 MOST_FILES: Final = 2_000
 MOST_BYTES: Final = 20 << 20
+MOST_SECONDS: Final = 5.0
+"""For looking through a folder that has much else in it, or is on a slow disk."""
 CODE: Final = frozenset({".py", ".yaml", ".yml", ".toml", ".json", ".cfg"})
 _SMALL: Final = 1 << 20
 """Larger files are data."""
@@ -76,21 +79,27 @@ def _packages() -> Iterator[tuple[str, str]]:
 def _digest(folder: Path) -> str:
     """Of the names and contents of the files of code below the folder, in their order."""
     digest, files, size = blake2b(digest_size=16), 0, 0
-    for path in _code(folder):
+    is_whole = True
+    for path in _code(folder, until=time.monotonic() + MOST_SECONDS):
+        if path is None or files >= MOST_FILES or size >= MOST_BYTES:
+            is_whole = False
+            break
         with suppress(OSError):
             content = path.read_bytes()
             digest.update(f"{path.relative_to(folder)}\0{len(content)}\0".encode("utf-8", "surrogateescape"))
             digest.update(content)
             files, size = files + 1, size + len(content)
-        if files >= MOST_FILES or size >= MOST_BYTES:
-            return f"{digest.hexdigest()} (the first {files} files)"
-    return f"{digest.hexdigest()} ({files} files)"
+    return f"{digest.hexdigest()} ({'' if is_whole else 'the first '}{files} file{'' if files == 1 else 's'})"
 
 
-def _code(folder: Path) -> Iterator[Path]:
+def _code(folder: Path, *, until: float) -> Iterator[Path | None]:
+    """None, when it took too long: there is more."""
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if _is_own(Path(place, name)))
         for name in sorted(names):
+            if time.monotonic() > until:
+                yield None
+                return
             path = Path(place, name)
             with suppress(OSError):
                 if path.suffix in CODE and path.is_file() and path.stat().st_size < _SMALL:

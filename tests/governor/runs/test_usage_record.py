@@ -63,7 +63,7 @@ def test_versions_code_and_machine_are_on_record_once(tmp_path):
     assert found["run_governor"] == __version__
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
     assert found["packages"]["pyzmq"]
-    assert "(1 files)" in found["code"]
+    assert "(1 file)" in found["code"]
     (code / "agent.py").write_text("x = 2\n")
     environment.record(folder, str(code))
     assert json.loads((folder / environment.FILE).read_text()) == found
@@ -79,6 +79,16 @@ def test_data_caches_and_packages_are_no_code(tmp_path):
     (tmp_path / "env" / "pyvenv.cfg").write_text("")
     (tmp_path / "data.npy").write_bytes(b"1")
     assert environment.of_machine(tmp_path)["code"] == before
+
+
+def test_what_is_too_much_or_too_slow_is_cut_and_says_so(tmp_path, monkeypatch):
+    for name in "abc":
+        (tmp_path / f"{name}.py").write_text(name)
+    assert "(3 files)" in environment.of_machine(tmp_path)["code"]
+    monkeypatch.setattr(environment, "MOST_FILES", 2)
+    assert "(the first 2 files)" in environment.of_machine(tmp_path)["code"]
+    monkeypatch.setattr(environment, "MOST_SECONDS", -1.0)
+    assert "(the first 0 files)" in environment.of_machine(tmp_path)["code"]
 
 
 def test_the_commit_is_read_from_the_repository(tmp_path):
