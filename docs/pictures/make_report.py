@@ -1,4 +1,4 @@
-"""Makes report.png: the report of examples/frozen_lake.
+"""Makes report-<example>.png: the reports of examples/frozen_lake and examples/cartpole, each from one section on.
 
     .venv/bin/python docs/pictures/make_report.py
 
@@ -17,17 +17,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-WIDTH, HEIGHT = 1100, 1280
+WIDTH, HEIGHT = 1100, 1180
+PICTURES = {"frozen_lake": "summary", "cartpole": "curves"}
 
 
-def picture(url: str, file: Path, *, wait: str) -> None:
+def picture(url: str, file: Path, *, section: str) -> None:
+    """What a window of this size shows of the page, from this section on."""
     from playwright.sync_api import sync_playwright  # noqa: PLC0415  # see above
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
         page.goto(url)
-        page.wait_for_selector(wait, timeout=60_000)
+        for each in page.query_selector_all("main section"):
+            each.scroll_into_view_if_needed()
+            page.wait_for_function("box => box.children.length > 1", arg=each)
+        page.evaluate("id => document.getElementById(id).scrollIntoView()", section)
         page.wait_for_timeout(500)
         page.screenshot(path=file)
         browser.close()
@@ -38,18 +43,18 @@ def main() -> None:
         environ = {**os.environ, "XDG_STATE_HOME": f"{folder}/s", "XDG_RUNTIME_DIR": f"{folder}/r"}
         (Path(folder) / "r").mkdir(mode=0o700)
         governor = [sys.executable, "-m", "governor"]
-        example = ROOT / "examples" / "frozen_lake" / "run.yaml"
-        done = subprocess.run(
-            [*governor, "run", str(example), "--quiet"],
-            env=environ,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-        report = re.search(r"^Report: (.+)$", done.stdout, re.MULTILINE)
-        if report is None:
-            raise SystemExit("no report was written")
-        picture(Path(report[1]).as_uri(), HERE / "report.png", wait="#curves .uplot")
+        for example, section in PICTURES.items():
+            done = subprocess.run(
+                [*governor, "run", str(ROOT / "examples" / example / "run.yaml"), "--quiet"],
+                env=environ,
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            )
+            report = re.search(r"^Report: (.+)$", done.stdout, re.MULTILINE)
+            if report is None:
+                raise SystemExit(f"no report of {example} was written")
+            picture(Path(report[1]).as_uri(), HERE / f"report-{example}.png", section=section)
 
 
 if __name__ == "__main__":
