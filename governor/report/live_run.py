@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from governor.executor import Executor
     from governor.messages import RunEvent, RunStatus
 
-SHARE: Final = 50
+SHARE: Final = 150
 """A section that the daemon answers for is made again after so many times what it took: four of these are a fiftieth of a core at most."""
 SHARES: Final = {
     "episodes": 20,
