@@ -85,3 +85,10 @@ def benchmark(**needs):
 
 AGENT = PlayerArgs()
 BENCHMARK = benchmark(one=[], two=["one"])
+
+
+def meet():
+    """Returns once it runs in two processes."""
+    (ONCE / f"met_{os.getpid()}").touch()
+    while len(list(ONCE.glob("met_*"))) < 2:
+        time.sleep(0.01)

@@ -244,6 +244,7 @@ TEST_RAY = """
 import json
 import ray
 from agentlab.experiments.exp_utils import MockedExpArgs
+from experiments import Exp
 from governor.tasks.agentlab import use
 
 use()
@@ -251,8 +252,8 @@ from agentlab.experiments.graph_execution_ray import execute_task_graph
 
 needs = {"task1": [], "task2": ["task1"], "task3": ["task1"], "task4": ["task2", "task3"]}
 ray.init(num_cpus=4)
-for _ in range(2):  # the second time its runners are warm, so that none is waited for
-    results = execute_task_graph([MockedExpArgs(exp_id=name, depends_on=needs[name]) for name in needs])
+execute_task_graph([Exp(name, "call", "my_project:meet") for name in "ab"])  # two runners have imported AgentLab
+results = execute_task_graph([MockedExpArgs(exp_id=name, depends_on=needs[name]) for name in needs])
 ray.shutdown()
 print(json.dumps([[results[name].start_time, results[name].end_time] for name in needs]))
 """
