@@ -31,7 +31,7 @@ from governor.report.document import (
     Usage,
     Windows,
 )
-from governor.report.tables import MOST_ROWS, PhaseEpisodes, episode_table, task_table
+from governor.report.tables import PhaseEpisodes, episode_table, room_of_a_phase, task_table
 from governor.runs.record import environment, usage
 from governor.version import __version__
 
@@ -238,7 +238,9 @@ class RunCollector:
         names = [phase.name for phase in self._result.phases if phase.episodes]
         if names and not (self.folder / "episodes").is_dir():
             raise FileNotFoundError(f"the files of the run, in {self.folder}, are not on this machine")
-        most = MOST_ROWS // max(len(names), 1)
+        most = room_of_a_phase(
+            [sum(phase.episodes.values()) for phase in self._result.phases if phase.episodes]
+        )
         return [
             PhaseEpisodes(name, most).read(self.folder, self._asked.get(name, frozenset())) for name in names
         ]

@@ -7,9 +7,11 @@ of a phase at work would have to be merged first.
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from governor.episodes.records.merge import parquet_of
@@ -19,6 +21,8 @@ from governor.report.document import Column, EpisodeSteps, Session, Turn
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    import pyarrow as pa
 
     from governor.report.tables import Choice
 
@@ -46,32 +50,42 @@ def samples_of(
         text = is_text(table_schema(rows_schema(file.schema_arrow)))
         if "episode" not in file.schema_arrow.names:
             return [], []
-    rows: dict[int, list[dict[str, Any]]] = {index: [] for index in wanted}
-    for row in pq.read_table(path, filters=[("episode", "in", wanted)]).to_pylist():
-        rows[row["episode"]].append(row)
-    found = [(choice, rows[choice.line.index]) for choice in chosen if rows[choice.line.index]]
+    rows = pq.read_table(path, filters=[("episode", "in", wanted)])
+    found = [
+        (choice, _last_attempt(each))
+        for choice in chosen
+        if len(each := rows.filter(pc.field("episode") == choice.line.index))
+    ]
     if text:
-        return [], [_session(phase, choice, each) for choice, each in found]
-    return [_steps(phase, choice, _last_attempt(each)) for choice, each in found], []
+        return [], [_session(phase, choice, each.to_pylist()) for choice, each in found]
+    return [_steps(phase, choice, each) for choice, each in found], []
 
 
-def _last_attempt(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    last = max(row.get("attempt") or 0 for row in rows)
-    return [row for row in rows if (row.get("attempt") or 0) == last]
+def _last_attempt(rows: pa.Table) -> pa.Table:
+    if "attempt" not in rows.schema.names:
+        return rows
+    attempts = pc.fill_null(rows["attempt"], 0)
+    return rows.filter(pc.equal(attempts, pc.max(attempts)))
 
 
-def _steps(phase: str, choice: Choice, rows: list[dict[str, Any]]) -> EpisodeSteps:
-    shown = rows[:MOST_STEPS]
+def _steps(phase: str, choice: Choice, rows: pa.Table) -> EpisodeSteps:
+    """Only the rows that are shown become Python objects."""
+    shown = rows.slice(0, MOST_STEPS).to_pylist()
     names = [name for name in shown[0] if name not in _KNOWN]
     return EpisodeSteps(
         phase=phase,
         episode=choice.line.index,
         why=choice.why,
         outcome=choice.line.outcome,
-        value=choice.line.value or 0.0,
+        value=_value(choice),
         columns=[_column(name, [row[name] for row in shown]) for name in names],
         left_out=len(rows) - len(shown),
     )
+
+
+def _value(choice: Choice) -> float:
+    """NaN, which is null on the page, where the return is not finite."""
+    return math.nan if choice.line.value is None else choice.line.value
 
 
 def _column(name: str, values: list[Any]) -> Column:
@@ -111,7 +125,7 @@ def _session(phase: str, choice: Choice, rows: list[dict[str, Any]]) -> Session:
         episode=choice.line.index,
         why=choice.why,
         outcome=choice.line.outcome,
-        value=choice.line.value or 0.0,
+        value=_value(choice),
         messages=turns[:MOST_MESSAGES],
         left_out=max(0, len(turns) - MOST_MESSAGES),
     )

@@ -2,7 +2,8 @@
 
 Rules:
 1. A file of episodes is read once, from its first line to its last one, whatever the number of lines.
-2. Up to `MOST_ROWS` all rows are there. Of more: those that ended badly (a fifth of the room), the last ones, and others evenly spread.
+2. Up to `MOST_ROWS` all rows are there, in whichever phases. Of more: those that ended badly (a fifth of the room), the last ones, and others
+   evenly spread.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import msgspec
 import numpy as np
 
 from governor.episodes.records import episode_file
-from governor.messages import BAD, TaskRecord
+from governor.messages import BAD, BAD_TASKS, TaskRecord
 from governor.report.document import Column, Table
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ MOST_ROWS: Final = 10_000
 LAST_ROWS: Final = 200
 REASON_LENGTH: Final = 300
 VALUE_LENGTH: Final = 200
-_GOOD_TASKS: Final = frozenset({"succeeded"})
 
 T = TypeVar("T")
 
@@ -62,6 +62,7 @@ class _Thinned(Generic[T]):
 
     def __init__(self, most: int, is_bad: Callable[[T], bool]) -> None:
         self.total = 0
+        self.bad = 0
         self._is_bad = is_bad
         self._most = most
         self._bad: list[tuple[int, T]] = []
@@ -72,8 +73,10 @@ class _Thinned(Generic[T]):
     def add(self, item: T) -> None:
         numbered = (self.total, item)
         self.total += 1
-        if len(self._bad) < self._most // 5 and self._is_bad(item):
-            self._bad.append(numbered)
+        if self._is_bad(item):
+            self.bad += 1
+            if len(self._bad) < self._most // 5:
+                self._bad.append(numbered)
         self._last.append(numbered)
         if numbered[0] % self._stride == 0:
             self._every.append(numbered)
@@ -106,6 +109,10 @@ class PhaseEpisodes:
     @property
     def total(self) -> int:
         return self._rows.total
+
+    @property
+    def bad(self) -> int:
+        return self._rows.bad
 
     @property
     def rows(self) -> list[EpisodeLine]:
@@ -146,12 +153,17 @@ class PhaseEpisodes:
             self._worst = line
 
     def chosen(self) -> list[Choice]:
-        """Each episode once, by its first reason."""
+        """Each episode once, by its first reason. Where not all rows are kept, the median is the kept one that is nearest to it."""
         middle = None
         if len(self._values):
             values = np.frombuffer(self._values)
             median = np.partition(values, len(values) // 2)[len(values) // 2]
-            middle = next((line for line in self.rows if line.value == median), None)
+            near = [
+                (abs(line.value - median), place, line)
+                for place, line in enumerate(self.rows)
+                if line.value is not None and line.outcome not in BAD
+            ]
+            middle = min(near)[2] if near else None
         wanted = [
             *((line, "asked") for line in self.asked.values()),
             (self._first_bad, "failed"),
@@ -165,6 +177,17 @@ class PhaseEpisodes:
             if line is not None:
                 found.setdefault(line.index, Choice(line, why))
         return [*found.values()]
+
+
+def room_of_a_phase(counts: Sequence[int]) -> int:
+    """How many rows each phase may have, so that all phases have `MOST_ROWS` at most: those with few leave their room to the others."""
+    left = MOST_ROWS
+    for place, count in enumerate(ordered := sorted(counts)):
+        share = left // (len(ordered) - place)
+        if count > share:
+            return max(share, 1)
+        left -= count
+    return MOST_ROWS
 
 
 def episode_table(phases: Sequence[PhaseEpisodes], uid: str) -> Table:
@@ -190,14 +213,24 @@ def episode_table(phases: Sequence[PhaseEpisodes], uid: str) -> Table:
         columns.insert(2, _numbers("evaluation", [line.evaluation or None for line in lines], unit="id"))
     if any(line.reason for line in lines):
         columns.append(_texts("reason", [line.reason[:REASON_LENGTH] for line in lines]))
-    return Table(columns=columns, total=total, shown=len(rows), note=_note(total, len(rows), "episodes", uid))
+    return Table(
+        columns=columns,
+        total=total,
+        shown=len(rows),
+        note=_note(
+            "episodes",
+            uid,
+            total=total,
+            shown=len(rows),
+            bad=sum(phase.bad for phase in phases),
+            shown_bad=_shown_bad(columns, BAD),
+        ),
+    )
 
 
 def task_table(phases: Iterable[PhaseResult], run_folder: Path, uid: str) -> Table:
     """Of the result; where they are in a file, that is read. Blocks. Raises OSError."""
-    thinned: _Thinned[tuple[str, TaskRecord]] = _Thinned(
-        MOST_ROWS, lambda row: row[1].outcome not in _GOOD_TASKS
-    )
+    thinned: _Thinned[tuple[str, TaskRecord]] = _Thinned(MOST_ROWS, lambda row: row[1].outcome in BAD_TASKS)
     for phase in phases:
         for record in _tasks_of(phase, run_folder):
             thinned.add((phase.name, record))
@@ -224,7 +257,14 @@ def task_table(phases: Iterable[PhaseResult], run_folder: Path, uid: str) -> Tab
         columns=columns,
         total=thinned.total,
         shown=len(rows),
-        note=_note(thinned.total, len(rows), "tasks", uid),
+        note=_note(
+            "tasks",
+            uid,
+            total=thinned.total,
+            shown=len(rows),
+            bad=thinned.bad,
+            shown_bad=_shown_bad(columns, BAD_TASKS),
+        ),
     )
 
 
@@ -243,11 +283,18 @@ def _value(record: TaskRecord) -> str:
     return text[:VALUE_LENGTH]
 
 
-def _note(total: int, shown: int, what: str, uid: str) -> str:
+def _shown_bad(columns: Iterable[Column], bad: frozenset[Any]) -> int:
+    [outcomes] = [column for column in columns if column.kind == "outcome"]
+    texts = outcomes.dictionary
+    return sum((texts[value] if texts else value) in bad for value in outcomes.values)
+
+
+def _note(what: str, uid: str, *, total: int, shown: int, bad: int, shown_bad: int) -> str:
     if shown == total:
         return ""
+    those = "those" if shown_bad == bad else f"{shown_bad:,} of the {bad:,}"
     return (
-        f"{shown:,} of {total:,} {what}: those that ended badly, the last ones, and others evenly spread. "
+        f"{shown:,} of {total:,} {what}: {those} that ended badly, the last ones, and others evenly spread. "
         f"All of them: governor results {uid} --of {what} --format csv"
     )
 

@@ -11,6 +11,10 @@ async function _document() {
   return JSON.parse(await new Response(stream).text());
 }
 
+function _focusable(box) {
+  return [...box.querySelectorAll("input, select, button, a[href], [tabindex]")];
+}
+
 function start(data) {
   const app = document.getElementById("app");
   const states = new Map();
@@ -45,8 +49,8 @@ function start(data) {
 
   function drawSection(section, box, asked) {
     const focus = document.activeElement;
-    const inside = box.contains(focus) && focus.tagName === "INPUT" ? [focus.getAttribute("aria-label"), focus.selectionStart] : null;
-    const scrolled = box.querySelector(".grid")?.scrollTop ?? 0;
+    const inside = box.contains(focus) ? { place: _focusable(box).indexOf(focus), tag: focus.tagName, caret: focus.tagName === "INPUT" ? focus.selectionStart : null } : null;
+    const { scrollTop: scrolled = 0, scrollLeft: aside = 0 } = box.querySelector(".grid") ?? {};
     const height = box.offsetHeight;
     box.style.minHeight = `${height}px`;
     box.replaceChildren(element("h2", { id: `${section.id}-title`, text: section.title }));
@@ -57,11 +61,11 @@ function start(data) {
       console.error(error);
     }
     box.style.minHeight = "";
-    if (scrolled && box.querySelector(".grid")) box.querySelector(".grid").scrollTop = scrolled;
-    if (inside) {
-      const field = [...box.querySelectorAll("input")].find((each) => each.getAttribute("aria-label") === inside[0]);
-      field?.focus();
-      field?.setSelectionRange(inside[1], inside[1]);
+    box.querySelector(".grid")?.scrollTo(aside, scrolled);
+    const field = inside && _focusable(box)[inside.place];
+    if (field && field.tagName === inside.tag) {
+      field.focus({ preventScroll: true });
+      if (inside.caret !== null) field.setSelectionRange(inside.caret, inside.caret);
     }
   }
 

@@ -2,7 +2,9 @@
 
 const ROW = 26;
 const AHEAD = 12;
-const TERM = /^([^:=<>!\s]+)(!=|>=|<=|:|=|>|<)(.+)$/;
+const TERM = /^("[^"]+"|[^:=<>!\s"]+)(!=|>=|<=|:|=|>|<)(.+)$/s;
+const WORDS = /(?:"[^"]*"|[^\s"])+|"/g;
+const bare = (text) => text.replaceAll('"', "");
 
 /** `table` is a Table of the document. `onRow(row)` opens a row. Filters and order are in `context.state`. */
 function dataTable(root, table, context, { label, onRow } = {}) {
@@ -59,7 +61,7 @@ function dataTable(root, table, context, { label, onRow } = {}) {
       th.firstChild.textContent = visible(columns[index].name) + (is ? (state.sort.down ? " ↓" : " ↑") : "");
     });
     count.textContent = shown.length === rows ? plural(rows, "row") : `${formatNumber(shown.length)} of ${plural(rows, "row")}`;
-    chosen = -1;
+    chosen = state.row === undefined ? -1 : shown.indexOf(state.row);
     paint();
   }
 
@@ -104,6 +106,7 @@ function dataTable(root, table, context, { label, onRow } = {}) {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     if (step && shown.length) {
       chosen = Math.min(shown.length - 1, Math.max(0, chosen + step));
+      state.row = shown[chosen];
       const top = chosen * ROW;
       if (top < grid.scrollTop) grid.scrollTop = top;
       if (top + 3 * ROW > grid.scrollTop + grid.clientHeight) grid.scrollTop = top + 3 * ROW - grid.clientHeight;
@@ -111,7 +114,8 @@ function dataTable(root, table, context, { label, onRow } = {}) {
       event.preventDefault();
     } else if (event.key === "Enter" && chosen >= 0 && onRow) onRow(_record(columns, shown[chosen]));
   });
-  addEventListener("beforeprint", paint);
+  const print = () => (grid.isConnected ? paint() : removeEventListener("beforeprint", print));
+  grid.isConnected ? addEventListener("beforeprint", print) : requestAnimationFrame(() => addEventListener("beforeprint", print));
   refresh();
 }
 
@@ -134,20 +138,19 @@ function _outcomeChoices(columns, state, changed) {
 
 /** One test for each term: `column:text`, `column>number`, or a text that any column has. */
 function _tests(columns, filter) {
-  return filter
-    .trim()
-    .split(/\s+/)
-    .filter(Boolean)
+  return (filter.match(WORDS) ?? [])
     .map((term) => {
-      const [, name, sign, wanted] = TERM.exec(term) ?? [];
-      const column = columns.find((each) => each.name.toLowerCase() === name?.toLowerCase());
-      const number = Number(wanted);
+      const [, quoted, sign, raw] = TERM.exec(term) ?? [];
+      const name = bare(quoted ?? "").toLowerCase();
+      const column = columns.find((each) => each.name.toLowerCase() === name);
+      const wanted = bare(raw ?? "");
+      const number = wanted.trim() ? Number(wanted) : NaN;
       if (column && (sign === ">" || sign === "<" || sign === ">=" || sign === "<=") && !Number.isNaN(number)) {
         const holds = { ">": (a) => a > number, "<": (a) => a < number, ">=": (a) => a >= number, "<=": (a) => a <= number }[sign];
         return (row) => column.at(row) !== null && holds(column.at(row));
       }
       if (column && column.kind === "number" && !Number.isNaN(number)) return (row) => (column.at(row) === number) !== (sign === "!=");
-      const text = (column && wanted ? wanted : term).toLowerCase();
+      const text = (column && wanted ? wanted : bare(term)).toLowerCase();
       const has = (each, row) => String(each.at(row) ?? "").toLowerCase().includes(text);
       if (column) return (row) => has(column, row) !== (sign === "!=");
       return (row) => columns.some((each) => has(each, row));

@@ -218,9 +218,34 @@ def test_several_runs_lie_over_each_other_and_each_can_be_chosen(visit):
         found["charts"] = len(page.query_selector_all("#curves .uplot"))
         found["comparison"] = page.inner_text("#comparison")
         page.select_option("header select", "2")
+        page.wait_for_selector("#summary h2 + *")
         found["folder"] = page.inner_text("#summary")
         """,
     )
     assert found["charts"] == 1
     assert "n = 3" in found["comparison"]
     assert "/runs/u3" in found["folder"]
+
+
+def test_columns_whose_names_have_spaces_are_filtered_in_quotes(visit):
+    table = Table(
+        columns=[
+            Column(name="my loss", kind="number", values=[0.25, 0.75, 1.0]),
+            Column(name="reason", kind="text", values=["", "bad thing", "thing bad"]),
+        ],
+        total=3,
+        shown=3,
+    )
+    found = visit(
+        document(run_document(episodes=table)),
+        """
+        scrolled(page)
+        page.wait_for_selector("#episodes tbody tr")
+        for each in ('"my loss">0.5', 'reason:"bad thing"', '"thing bad"', '"my', ""):
+            page.fill("#episodes input", each)
+            found[each] = page.inner_text("#episodes [role=status]")
+        """,
+    )
+    assert found['"my loss">0.5'] == "2 of 3 rows"
+    assert found['reason:"bad thing"'] == found['"thing bad"'] == "1 of 3 rows"
+    assert found[""] == "3 rows"

@@ -1,5 +1,7 @@
 """The steps and the messages of chosen episodes."""
 
+import math
+
 from governor.episodes import trajectories
 from governor.episodes.text.sessions import DataManager
 from governor.report import samples
@@ -65,3 +67,13 @@ def test_a_text_session_is_its_messages_with_steps_and_rewards(tmp_path):
         ("assistant", "4", 1, 1.0),
         ("environment", '{"n":1}', None, None),
     ]
+
+
+def test_a_return_that_is_not_finite_is_not_shown_as_zero(tmp_path):
+    made = recorder(tmp_path)
+    play(made, 0, steps=2)
+    made.close()
+    trajectories.finalize(tmp_path, "train")
+    line = EpisodeLine(index=0, outcome="terminated", value=None)
+    [found], _ = samples_of(tmp_path, "train", [Choice(line, "last")])
+    assert math.isnan(found.value)

@@ -7,7 +7,7 @@ import pytest
 from governor.episodes.records import episode_file
 from governor.messages import EpisodeRecord, PhaseResult, TaskRecord
 from governor.report import tables
-from governor.report.tables import PhaseEpisodes, episode_table, task_table
+from governor.report.tables import PhaseEpisodes, episode_table, room_of_a_phase, task_table
 
 
 @pytest.fixture
@@ -109,3 +109,51 @@ def test_tasks_of_the_result_and_of_a_file(tmp_path):
     assert values(table, "score") == [1.0, None]
     assert values(table, "error") == ["", "no"]
     assert table.total == 2
+
+
+@pytest.mark.parametrize(
+    ("counts", "room"),
+    [([8000, 2000], 10_000), ([10_000], 10_000), ([], 10_000), ([9000, 2000], 8000), ([20_000, 20_000], 5000), ([9, 9, 30_000], 9982)],
+)  # fmt: skip
+def test_phases_with_few_episodes_leave_their_room_to_others(counts, room):
+    assert room_of_a_phase(counts) == room
+    assert sum(min(count, room) for count in counts) <= tables.MOST_ROWS
+
+
+def test_the_note_says_how_many_of_the_bad_ones_are_here(written):
+    folder = written(
+        *(episode(index, outcome="failed" if index % 2 else "terminated") for index in range(5000))
+    )
+    table = episode_table([PhaseEpisodes("train", 300).read(folder)], "u")
+    failed = values(table, "outcome").count("failed")
+    assert f"{failed:,} of the 2,500 that ended badly" in table.note
+
+
+def test_a_median_is_chosen_also_of_rows_that_are_thinned(written, monkeypatch):
+    monkeypatch.setattr(tables, "LAST_ROWS", 10)
+    folder = written(*(episode(index, float(index * 7919 % 10_007)) for index in range(5000)))
+    [median] = [
+        choice for choice in PhaseEpisodes("train", 100).read(folder).chosen() if choice.why == "median"
+    ]
+    assert abs(median.line.value - 5000) < 500
+
+
+def test_an_episode_that_failed_is_no_median(written):
+    folder = written(
+        episode(0, 2.0, outcome="failed"), *(episode(index, float(index)) for index in range(1, 6))
+    )
+    assert {choice.why: choice.line.index for choice in PhaseEpisodes("train", 10).read(folder).chosen()} == {
+        "failed": 0, "best": 5, "worst": 1, "median": 3,
+    }  # fmt: skip
+
+
+def test_tasks_that_were_cancelled_take_no_room_of_those_that_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "MOST_ROWS", 100)
+    monkeypatch.setattr(tables, "LAST_ROWS", 10)
+    done = tuple(
+        TaskRecord(task="fit", run=index, outcome="failed" if index == 1501 else "cancelled")
+        for index in range(3000)
+    )
+    table = task_table([PhaseResult(name="one", mode="train", end="", tasks=done)], tmp_path, "u")
+    assert 1501 in values(table, "run")
+    assert ": those that ended badly" in table.note
