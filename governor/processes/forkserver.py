@@ -3,6 +3,7 @@
 Rules:
 * Called from the main thread only: PDEATHSIG follows the thread that forked. Only `_launch` starts a forkserver.
 * A child sees the environment of the moment when the forkserver started.
+* Ray takes as long to import as all else, and only task conductors need it: it is imported when the first one starts.
 * It is exec'd, so nothing of the daemon's memory, and no descriptor but three, is in it or in any child.
 * When it dies its children die with it; the next `warm_up`, `warm` or `start` starts a new one. A forkserver that does
   not finish an import or a fork in time is killed.
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 from governor import logs
 from governor.errors import ForkserverDied, ProcessError
 from governor.processes import open_files
-from governor.processes.preload import ORDER_VARIABLE, Order, read_report
+from governor.processes.preload import LOAD_SIGNAL, ORDER_VARIABLE, Order, read_report
 from governor.processes.raw_output import RawOutput
 from governor.processes.readiness import is_readable, readable
 from governor.processes.silence import TICK_SECONDS, SilenceTimer
@@ -46,10 +47,10 @@ PRELOAD: Final = (
     "governor.conductors.environment",
     "governor.conductors.agent",
     "governor.conductors.simulation",
-    "governor.conductors.task",
-    "governor.tasks.runners.pool",
 )
-"""What children need, in this order; the last one brings Ray."""
+"""What all children need, in this order."""
+PRELOAD_RAY: Final = ("governor.conductors.task", "governor.tasks.runners.pool")
+"""What task conductors need besides; the last one brings Ray."""
 
 WARM_SECONDS: Final = 60.0
 """How long a forkserver may take to import its modules. A cold disk needs 10 s for Ray."""
@@ -63,6 +64,7 @@ _tracker: Any = resource_tracker._resource_tracker  # noqa: SLF001
 """Private parts of multiprocessing that this module needs: the pids of its two helpers, and how to end them."""
 _server: Forkserver | None = None
 _modules: tuple[str, ...] = PRELOAD
+_ray_modules: tuple[str, ...] = PRELOAD_RAY
 
 
 class Forkserver:
@@ -73,6 +75,9 @@ class Forkserver:
         self._output = output
         self.failures: dict[str, str] | None = None
         """The modules that it could not import, with their errors; None until it has reported."""
+        self._awaited = 1
+        """Reports that are still to come."""
+        self._loading: asyncio.Task[None] | None = None
         self._receiver = receiver
         self._secret = secret
         self._pidfd = os.pidfd_open(pid)
@@ -80,7 +85,7 @@ class Forkserver:
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        state = "dead" if self.dead else "cold" if self.failures is None else "warm"
+        state = "dead" if self.dead else "cold" if self._awaited else "warm"
         return f"Forkserver(pid={self.pid}, {state})"
 
     def __del__(self) -> None:
@@ -102,9 +107,26 @@ class Forkserver:
             await self._kill(why)
             raise self._error()
 
+    def load_ray(self) -> None:
+        """Has a warm one import Ray, once; returns at once. It forks nothing meanwhile."""
+        if self._loading is not None or self.failures is None or self.dead:
+            return
+        self._awaited += 1
+        with contextlib.suppress(ProcessLookupError):  # its end is seen by who waits for the report
+            signal.pidfd_send_signal(self._pidfd, LOAD_SIGNAL)
+        self._loading = asyncio.create_task(self._load(), name="forkserver.load_ray")
+
+    async def _load(self) -> None:
+        """A task of its own: whoever needed Ray may be gone when its import hangs."""
+        before = len(self.failures or ())
+        with contextlib.suppress(ForkserverDied):
+            await self.warm(within=WARM_SECONDS)
+            if self.failures and len(self.failures) > before:
+                log.warning("forkserver.not_preloaded", failures=self.failures)
+
     def _has_reported(self) -> bool:
-        """Reads the report if it has arrived. Raises ForkserverDied if the process died before it sent one."""
-        while self.failures is None:
+        """Reads what has arrived; whether no report is awaited. Raises ForkserverDied if the process died before it sent one."""
+        while self._awaited:
             try:
                 datagram = self._receiver.recv(1 << 20)
             except BlockingIOError:
@@ -112,8 +134,9 @@ class Forkserver:
                     why = next(reversed(self._output.log_new(pid=self.pid)), "it has printed nothing")
                     raise self._error(f"while it loaded its modules; its last line: {why}") from None
                 return False
-            self.failures = read_report(datagram, self._secret)
-            if self.failures is not None:
+            if (failures := read_report(datagram, self._secret)) is not None:
+                self._awaited -= 1
+                self.failures = {**(self.failures or {}), **failures}
                 self._output.log_new(pid=self.pid)
                 self._output.remove()
         return True
@@ -161,7 +184,7 @@ class Forkserver:
                 if not self.dead:
                     raise ProcessError(f"{self._exit_reason}, and is alive", pid=self.pid)
             was_dead = self.dead
-            if not begun.is_set():
+            if not begun.is_set() or not (was_dead or self._has_reported()):
                 silence.reset(loop.time())
             elif silence.tick(loop.time()) >= FORK_SECONDS:
                 await self._kill(f"silent for {FORK_SECONDS:g} s, and a process was to be forked")
@@ -190,29 +213,35 @@ class Forkserver:
                 await readable(self._pidfd)
 
 
-def warm_up(*, preload: bool | Sequence[str] = True, folder: Path | None = None) -> None:
+def warm_up(
+    *, preload: bool | Sequence[str] = True, ray: Sequence[str] = PRELOAD_RAY, folder: Path | None = None
+) -> None:
     """Starts the forkserver if none runs, and returns at once while it imports its modules.
 
     Call it early, from the main thread, after `Notifier.from_environ` and before READY; `warm` waits for it.
-    `preload`: True for PRELOAD, False for the child's own machinery alone, or names of modules. The choice holds
-    for later forkservers too. `folder`: where the forkserver's socket is put, in a folder `pymp-*` of its own that
+    `preload`: True for PRELOAD, False for the child's own machinery alone, or names of modules. `ray`: those that are
+    imported when a child needs Ray. The choice holds for later forkservers too. `folder`: where the forkserver's socket is put, in a folder `pymp-*` of its own that
     only SIGKILL can leave behind; without it, where temporary files are. Raises ProcessError when it cannot be started.
     """
-    global _modules  # noqa: PLW0603 - there is one forkserver in a process, as multiprocessing has it
+    global _modules, _ray_modules  # noqa: PLW0603 - there is one forkserver in a process, as multiprocessing has it
+    _ray_modules = tuple(ray)
     _modules = (PRELOAD if preload else ()) if isinstance(preload, bool) else tuple(preload)
     if folder is not None:
         _place_sockets_in(folder)
     _ensure_server()
 
 
-async def warm(*, timeout: float = WARM_SECONDS) -> Forkserver:  # noqa: ASYNC109 - one deadline, owned here
-    """Waits, without blocking the loop, until children can be started in milliseconds; the forkserver.
+async def warm(*, timeout: float = WARM_SECONDS, ray: bool = False) -> Forkserver:  # noqa: ASYNC109 - one deadline, owned here
+    """Waits, without blocking the loop, until children can be started in milliseconds, with `ray` those that need Ray; the forkserver.
 
     Starts a new forkserver if the last one died. Raises ForkserverDied if it dies, or is killed after `timeout` seconds;
     ProcessError when it cannot be started.
     """
     server = _ensure_server()
     await server.warm(within=timeout)
+    if ray:
+        server.load_ray()
+        await server.warm(within=timeout)
     return server
 
 
@@ -267,6 +296,7 @@ def _launch() -> Forkserver:
         address=receiver.getsockname()[1:].decode(),
         secret=secret,
         modules=("aiomultiprocess", "governor.processes.child", *_modules),
+        later=_ray_modules,
         sys_path=tuple(sys.path),
         environ={name: os.environ.get(name) for name in changes},
         main_name=main.get("init_main_from_name"),

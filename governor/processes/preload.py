@@ -5,6 +5,7 @@ environment. Rules:
 * PDEATHSIG first: nothing below may outlive the daemon, not even an import that hangs.
 * Modules are named by the order, so this one imports no Ray. A module that fails is reported to the daemon:
   multiprocessing swallows the ImportErrors of a preload.
+* The order's `later` modules are imported at `LOAD_SIGNAL`, in the main thread and between two forks.
 * A direct child of the forkserver is tied to it, and leads its process group, before it runs anything else.
 """
 
@@ -20,11 +21,16 @@ import signal
 import socket
 import sys
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from governor.processes import prctl, raw_output
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 ORDER_VARIABLE: Final = "GOVERNOR_FORKSERVER"
+LOAD_SIGNAL: Final = signal.SIGUSR1
+"""Sent by the daemon when children need the `later` modules too. Children have its default again."""
 _DEFAULT_SIGNALS: Final = (
     signal.SIGTERM,
     signal.SIGHUP,
@@ -43,6 +49,7 @@ class Order:
     address: str
     secret: str
     modules: tuple[str, ...]
+    later: tuple[str, ...] = ()
     sys_path: tuple[str, ...]
     environ: dict[str, str | None]
     main_name: str | None
@@ -87,9 +94,14 @@ def _prepare(order: Order) -> dict[str, str]:
             os.environ[name] = value
     sys.path[:] = order.sys_path
     _mark_main_as_done(order)
+    return _load(order.modules, order.raw_output)
+
+
+def _load(modules: Iterable[str], output: str) -> dict[str, str]:
+    """As `_prepare`. What they print is in the file `output`."""
     failures = {}
-    with raw_output.redirection(order.raw_output):
-        for name in order.modules:
+    with raw_output.redirection(output):
+        for name in modules:
             try:
                 importlib.import_module(name)
             except Exception as error:  # noqa: BLE001 - an import can raise anything; it is recorded and reported
@@ -119,11 +131,16 @@ def _mark_main_as_done(order: Order) -> None:
         main.__file__ = order.main_path
 
 
+def _on_load_signal(*_: object) -> None:
+    _report(_order, _load(_order.later, _order.raw_output))
+
+
 def _after_fork() -> None:
     global _in_conductor  # noqa: PLW0603 - a conductor's own forks run this hook too, and must do nothing
     if _in_conductor:
         return
     _in_conductor = True
+    signal.signal(LOAD_SIGNAL, signal.SIG_DFL)
     prctl.die_with_parent(expected=_forkserver)
     os.setpgid(0, 0)
 
@@ -142,4 +159,5 @@ if ORDER_VARIABLE in os.environ:
     _failures = _prepare(_order)
     _forkserver = os.getpid()
     os.register_at_fork(after_in_child=_after_fork)
+    signal.signal(LOAD_SIGNAL, _on_load_signal)
     _report(_order, _failures)

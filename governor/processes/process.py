@@ -27,6 +27,7 @@ from governor.errors import ForkserverDied, ProcessError, text_of
 from governor.processes import child, forkserver, kill_tree
 from governor.processes.forkserver import (
     PRELOAD,
+    PRELOAD_RAY,
     Forkserver,
     warm,
     warm_up,
@@ -39,7 +40,7 @@ from governor.processes.identity import (
 )
 from governor.processes.readiness import is_readable, readable
 
-__all__ = ["PRELOAD", "ChildProcess", "shut_down", "start", "warm", "warm_up"]
+__all__ = ["PRELOAD", "PRELOAD_RAY", "ChildProcess", "shut_down", "start", "warm", "warm_up"]
 
 REAP_SECONDS: Final = 1.0
 """How long the forkserver may take to report the exit code of a dead child; a frozen one never does."""
@@ -145,13 +146,13 @@ class ChildProcess:
             os.killpg(self.pid, signal.SIGKILL)
 
 
-async def start(*, name: str, target: str, payload: bytes) -> ChildProcess:
-    """Starts `async def function(payload: bytes) -> int | None`, named `module:function`, in a child process.
+async def start(*, name: str, target: str, payload: bytes, ray: bool = False) -> ChildProcess:
+    """Starts `async def function(payload: bytes) -> int | None`, named `module:function`, in a child process; `ray`: it needs Ray.
 
     Takes some milliseconds when the forkserver is warm (`warm`). Raises ForkserverDied, ProcessError off the main thread or when
     no child can be started. A start that is cancelled leaves no child behind.
     """
-    server = await warm()
+    server = await warm(ray=ray)
     starting = asyncio.create_task(_spawn(server, name, target, payload), name=f"start {name}")
     try:
         return await asyncio.shield(starting)

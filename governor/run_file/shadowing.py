@@ -2,7 +2,7 @@
 
 Rules:
 1. A conductor has all modules that the forkserver imported before the run file's folder was on the path
-   (`forkserver.PRELOAD`). Modules of the standard library and of this project are never replaced, loaded or not.
+   (`forkserver.PRELOAD`, and Ray's: whether a conductor has these depends on the runs before it). Modules of the standard library and of this project are never replaced, loaded or not.
 2. Those imports take seconds: they are done here only where a module of the folder has the name of another one.
 3. If both names lead to the same file (a folder that is on the path twice, or is installed), nothing is shadowed.
 """
@@ -96,9 +96,9 @@ class Shadowing:
 
 
 def _import_as_conductors_do() -> None:
-    from governor.processes.forkserver import PRELOAD  # noqa: PLC0415  # multiprocessing
+    from governor.processes.forkserver import PRELOAD, PRELOAD_RAY  # noqa: PLC0415  # multiprocessing
 
-    for module in PRELOAD:
+    for module in (*PRELOAD, *PRELOAD_RAY):
         with contextlib.suppress(Exception):  # a conductor does without it, too
             import_module(module)
 

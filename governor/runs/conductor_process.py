@@ -102,7 +102,9 @@ class ConductorProcess:
         await asyncio.sleep(effect.delay)
         run, context = self._run, self._run.context
         settings = run.assignment.settings(effect.conductor)
-        if effect.kind == "task":
+        needs_ray = effect.kind == "task"
+        if needs_ray:
+            (await process.warm()).load_ray()  # while its head starts
             settings = {**settings, "ray": await context.ray.settings()}
         spec = ConductorSpec(
             uid=run.uid,
@@ -121,7 +123,9 @@ class ConductorProcess:
             log_level=context.log_level,
         )
         run.reports.open(self._name, self.incarnation)
-        return await process.start(name=f"{run.uid}.{self._name}", target=TARGET, payload=encode(spec))
+        return await process.start(
+            name=f"{run.uid}.{self._name}", target=TARGET, payload=encode(spec), ray=needs_ray
+        )
 
     async def _interrupt_if_disk_full(self) -> None:
         """A full disk may have caused an exit: the run is interrupted before the exit is counted."""

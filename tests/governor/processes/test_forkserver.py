@@ -159,6 +159,39 @@ class TestWarmUp:
         process.warm_up(preload=False)
         assert await process.warm()
 
+    async def test_a_fork_is_not_silent_while_it_imports_ray(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(forkserver, "FORK_SECONDS", 0.5)
+        (tmp_path / "ray_of_a_cold_disk.py").write_text("import time; time.sleep(2)")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        process.shut_down()
+        process.warm_up(preload=False, ray=("ray_of_a_cold_disk",))
+        server = await process.warm()
+        server.load_ray()
+        child = await process._spawn(
+            server,
+            "c",
+            "process_targets:leave",
+            b"4",
+        )
+        assert await child.wait() == 4
+        assert (await process.warm(ray=True)) is server
+
+    async def test_an_import_of_ray_that_hangs_is_ended_also_when_nobody_waits_for_it(
+        self, tmp_path, monkeypatch
+    ):
+        monkeypatch.setattr(forkserver, "WARM_SECONDS", 0.3)
+        (tmp_path / "hanging_ray.py").write_text("import threading; threading.Event().wait()")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        process.shut_down()
+        process.warm_up(preload=False, ray=("hanging_ray",))
+        server = await process.warm(timeout=10)
+        server.load_ray()
+        async with asyncio.timeout(10):
+            await server._loading
+        assert server.dead
+        process.warm_up(preload=False)
+        assert await process.warm(timeout=10)
+
     async def test_other_processes_cannot_report(self):
         process.shut_down()
         process.warm_up(preload=False)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from governor.processes import preload, process
 from governor.processes.preload import Order
@@ -54,7 +56,52 @@ async def test_a_module_that_fails_is_reported_and_the_others_are_loaded(tmp_pat
 async def test_everything_that_children_need_loads():
     process.shut_down()
     process.warm_up()
-    assert (await process.warm()).failures == {}
+    assert (await process.warm(ray=True)).failures == {}
+
+
+@pytest.fixture
+def loaded(tmp_path, monkeypatch, receiver):
+    """Which modules a child has that was started so."""
+    monkeypatch.syspath_prepend(str(HERE))
+
+    async def loaded(**how):
+        address = str(tmp_path / "news").encode()
+        child = await process.start(name="c", target="process_targets:answer", payload=address, **how)
+        await readable(receiver.fileno())
+        assert await child.wait() == 0
+        return json.loads(receiver.recv(1 << 20))["modules"]
+
+    return loaded
+
+
+async def test_modules_for_ray_are_imported_once_a_child_needs_them_and_then_all_have_them(tmp_path, loaded):
+    (tmp_path / "slow_module.py").write_text("import os, time; print('loading'); time.sleep(0.5)")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        process.shut_down()
+        process.warm_up(preload=("colorsys",), ray=("no_such_module", "slow_module"))
+        server = await process.warm()
+        assert "slow_module" not in await loaded()
+        with capture_logs() as logs:
+            first, second = await asyncio.gather(process.warm(ray=True), process.warm(ray=True))
+            assert server is first is second
+            assert "slow_module" in await loaded(ray=True)
+            assert "slow_module" in await loaded()
+        assert list(server.failures) == ["no_such_module"]
+        told = {line["event"]: line for line in logs}
+        assert list(told["forkserver.not_preloaded"]["failures"]) == ["no_such_module"]
+        assert told["forkserver.log"]["text"] == "loading"
+    finally:
+        sys.path.remove(str(tmp_path))
+
+
+async def test_the_signal_that_has_it_load_ends_a_child_as_ever(tmp_path, monkeypatch, receiver):
+    monkeypatch.syspath_prepend(str(HERE))
+    address = str(tmp_path / "news").encode()
+    child = await process.start(name="c", target="process_targets:nap", payload=address)
+    await readable(receiver.fileno())
+    child.signal(preload.LOAD_SIGNAL)
+    assert await child.wait() == -preload.LOAD_SIGNAL
 
 
 def test_the_import_does_nothing_without_an_order():
