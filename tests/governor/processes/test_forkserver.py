@@ -160,8 +160,8 @@ class TestWarmUp:
         assert await process.warm()
 
     async def test_a_fork_is_not_silent_while_it_imports_ray(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(forkserver, "FORK_SECONDS", 0.5)
-        (tmp_path / "ray_of_a_cold_disk.py").write_text("import time; time.sleep(2)")
+        monkeypatch.setattr(forkserver, "FORK_SECONDS", 3.0)
+        (tmp_path / "ray_of_a_cold_disk.py").write_text("import time; time.sleep(4.5)")
         monkeypatch.syspath_prepend(str(tmp_path))
         process.shut_down()
         process.warm_up(preload=False, ray=("ray_of_a_cold_disk",))
