@@ -1,7 +1,7 @@
 """Runs that wait for a slot: first come, first served, bounded.
 
 Each has a number; the numbers grow from front to back. Those between that wait no more are `_gaps`, so that a position is
-found without a walk along the queue.
+found without a walk along the queue. When there are more gaps than runs, all get new numbers.
 """
 
 from __future__ import annotations
@@ -79,7 +79,15 @@ class RunQueue:
         front = next(iter(self._waiting.values()))[0] if self._waiting else self._next
         del self._gaps[: bisect_left(self._gaps, front)]
         self._first = front
+        if len(self._gaps) > len(self._waiting):
+            self._number_anew()
         return run
+
+    def _number_anew(self) -> None:
+        for number, (uid, (_, run)) in enumerate(self._waiting.items()):
+            self._waiting[uid] = number, run
+        self._first, self._next = 0, len(self._waiting)
+        self._gaps.clear()
 
     def position(self, uid: str) -> int:
         """The number of runs before it."""

@@ -46,10 +46,14 @@ async def test_a_broker_that_cannot_restart_ends_the_daemon_and_the_next_daemon_
         socket.mkdir()
         (socket / "x").touch()  # no other broker can listen there
         broker.send_signal(signal.SIGKILL)
-        assert await tree.gone() == 70
+        code = await tree.gone()
     log = (instance.folder / "log").read_text()
-    assert '"daemon.fatal"' in log
     assert "the broker died 8 times in a row" in log
+    if "sockets were removed while in use" in log:  # seen before the broker's exit was
+        assert code == 75
+    else:
+        assert code == 70
+        assert '"daemon.fatal"' in log
     (socket / "x").unlink(missing_ok=True)
     if socket.exists():
         socket.rmdir()
