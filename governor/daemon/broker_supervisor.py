@@ -147,9 +147,9 @@ class BrokerProcess:
         probe = asyncio.create_task(self._probe(), name="broker.probe")
         try:
             await asyncio.wait({exited, probe}, return_when=asyncio.FIRST_COMPLETED)
-            if exited.done():
-                log.warning("broker.exited", pid=child.pid, exit_code=exited.result())
-                return f"exit code {exited.result()}"
+            if (code := child.exit_code) is not None:  # also when its sockets were missed at the same time
+                log.warning("broker.exited", pid=child.pid, exit_code=code)
+                return f"exit code {code}"
             match probe.result():
                 case float(seconds):
                     log.error("broker.silent", pid=child.pid, seconds=round(seconds, 1))

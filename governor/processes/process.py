@@ -27,7 +27,6 @@ from governor.errors import ForkserverDied, ProcessError, text_of
 from governor.processes import child, forkserver, kill_tree
 from governor.processes.forkserver import (
     PRELOAD,
-    PRELOAD_RAY,
     Forkserver,
     warm,
     warm_up,
@@ -40,7 +39,7 @@ from governor.processes.identity import (
 )
 from governor.processes.readiness import is_readable, readable
 
-__all__ = ["PRELOAD", "PRELOAD_RAY", "ChildProcess", "shut_down", "start", "warm", "warm_up"]
+__all__ = ["PRELOAD", "ChildProcess", "shut_down", "start", "warm", "warm_up"]
 
 REAP_SECONDS: Final = 1.0
 """How long the forkserver may take to report the exit code of a dead child; a frozen one never does."""
