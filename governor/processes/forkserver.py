@@ -108,18 +108,37 @@ class Forkserver:
             raise self._error()
 
     def load_ray(self) -> None:
-        """Has a warm one import Ray, once; returns at once. It forks nothing meanwhile."""
-        if self._loading is not None or self.failures is None or self.dead:
-            return
-        self._awaited += 1
-        with contextlib.suppress(ProcessLookupError):  # its end is seen by who waits for the report
-            signal.pidfd_send_signal(self._pidfd, LOAD_SIGNAL)
-        self._loading = asyncio.create_task(self._load(), name="forkserver.load_ray")
+        """Has a warm one import Ray, once; returns at once. It forks nothing meanwhile, but finishes a fork first: else who
+        ordered that fork would learn the pid of a child at work only after the import.
+        """
+        if self._loading is None and self.failures is not None and not self.dead:
+            self._loading = asyncio.create_task(self._load(), name="forkserver.load_ray")
+
+    async def warm_with_ray(self, *, within: float) -> None:
+        """As `warm`, until it has imported Ray too."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + within
+        self.load_ray()
+        if self._loading is not None:
+            await asyncio.wait({self._loading}, timeout=within)
+        await self.warm(within=max(0.0, end - loop.time()))
 
     async def _load(self) -> None:
         """A task of its own: whoever needed Ray may be gone when its import hangs."""
+
+        def signal_it() -> None:
+            with (
+                self._lock,
+                contextlib.suppress(ProcessLookupError),
+            ):  # its end is seen by who waits for the report
+                self._awaited += 1
+                signal.pidfd_send_signal(self._pidfd, LOAD_SIGNAL)
+
         before = len(self.failures or ())
-        with contextlib.suppress(ForkserverDied):
+        with contextlib.suppress(
+            ForkserverDied, RuntimeError
+        ):  # no thread is left: children import Ray themselves
+            await _in_thread(signal_it)
             await self.warm(within=WARM_SECONDS)
             if self.failures and len(self.failures) > before:
                 log.warning("forkserver.not_preloaded", failures=self.failures)
@@ -240,8 +259,7 @@ async def warm(*, timeout: float = WARM_SECONDS, ray: bool = False) -> Forkserve
     server = _ensure_server()
     await server.warm(within=timeout)
     if ray:
-        server.load_ray()
-        await server.warm(within=timeout)
+        await server.warm_with_ray(within=timeout)
     return server
 
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -161,12 +162,17 @@ class TestWarmUp:
 
     async def test_a_fork_is_not_silent_while_it_imports_ray(self, tmp_path, monkeypatch):
         monkeypatch.setattr(forkserver, "FORK_SECONDS", 3.0)
-        (tmp_path / "ray_of_a_cold_disk.py").write_text("import time; time.sleep(4.5)")
+        importing = tmp_path / "importing"
+        os.mkfifo(importing)
+        (tmp_path / "ray_of_a_cold_disk.py").write_text(
+            f"import time; open({str(importing)!r}, 'w').close(); time.sleep(4.5)"
+        )
         monkeypatch.syspath_prepend(str(tmp_path))
         process.shut_down()
         process.warm_up(preload=False, ray=("ray_of_a_cold_disk",))
         server = await process.warm()
         server.load_ray()
+        await asyncio.to_thread(importing.read_text)
         child = await process._spawn(
             server,
             "c",
@@ -175,6 +181,30 @@ class TestWarmUp:
         )
         assert await child.wait() == 4
         assert (await process.warm(ray=True)) is server
+
+    async def test_the_pid_of_a_child_is_known_before_ray_is_imported(self, tmp_path, monkeypatch):
+        imported = tmp_path / "imported"
+        (tmp_path / "ray_that_tells.py").write_text(f"open({str(imported)!r}, 'w').close()")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        process.shut_down()
+        process.warm_up(preload=False, ray=("ray_that_tells",))
+        server = await process.warm()
+        begun, may_end = threading.Event(), threading.Event()
+
+        def order():
+            begun.set()
+            assert may_end.wait(30)
+
+        forking = asyncio.create_task(server.fork(order))
+        await asyncio.to_thread(begun.wait, 30)
+        server.load_ray()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(server._loading), 0.5)
+        assert not imported.exists()
+        may_end.set()
+        await forking
+        assert (await process.warm(ray=True)) is server
+        assert imported.exists()
 
     async def test_an_import_of_ray_that_hangs_is_ended_also_when_nobody_waits_for_it(
         self, tmp_path, monkeypatch
