@@ -130,9 +130,7 @@ function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
-/** Calls `again` when the colours or the way of printing change. */
-const _themed = new Set();
-function onTheme(again) {
-  _themed.add(again);
+/** Whether the page is drawn for paper: in light colours, as wide as a page, with all that is folded open. */
+function onPaper() {
+  return document.documentElement.classList.contains("paper");
 }
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => _themed.forEach((again) => again()));

@@ -69,6 +69,23 @@ function start(data) {
     }
   }
 
+  /** All sections that are drawn, in colours and widths that have changed. */
+  function redraw() {
+    for (const section of sections) {
+      const box = document.getElementById(section.id);
+      if (box && !waiting.has(box)) drawSection(section, box);
+    }
+  }
+
+  let scrolled = 0;
+  function printing(begins) {
+    if (begins) scrolled = scrollY;
+    document.documentElement.classList.toggle("paper", begins);
+    [...waiting.keys()].forEach(drawNow);
+    redraw();
+    if (!begins) requestAnimationFrame(() => scrollTo(0, scrolled)); // after the browser's own idea of where the reader was
+  }
+
   function open(id, asked) {
     const section = sections.find((each) => each.id === id);
     const box = document.getElementById(id);
@@ -141,8 +158,9 @@ function start(data) {
 
   if (data.runs.length > 1) choose(data.runs.map((run) => run.summary), current, (index) => ((current = index), layout()));
   layout();
-  onTheme(layout);
-  addEventListener("beforeprint", () => [...waiting.keys()].forEach(drawNow));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  addEventListener("beforeprint", () => printing(true));
+  addEventListener("afterprint", () => printing(false));
   const stream = document.body.dataset.stream;
   if (stream) {
     const shown = data.runs[0]?.summary.uid;

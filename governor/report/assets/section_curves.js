@@ -21,7 +21,7 @@ register({
     tools.append(element("span", { class: "soft", text: "Drag to zoom, double click for all. Bands: 10 to 90 %, 25 to 75 %." }));
     const charts = element("div", { class: "charts" });
     root.append(tools, charts);
-    for (const lines of _byMetric(data)) charts.append(_figure(lines, state, data.runs.length > 1));
+    for (const lines of _byMetric(data)) _figure(charts, lines, state, data.runs.length > 1);
   },
 });
 
@@ -43,12 +43,12 @@ function _x(curve, axis) {
   return axis === "step" || curve.by_step ? windows.step_last : windows.last;
 }
 
-function _figure(lines, state, laid) {
+function _figure(charts, lines, state, laid) {
   const { curve } = lines[0];
   const total = lines.reduce((sum, each) => sum + each.curve.count, 0);
   const caption = element("figcaption", {}, visible(curve.metric), element("span", { class: "soft", text: ` ${visible(curve.phase)}, ${plural(total, "value")}` }));
   const plot = element("div");
-  const figure = element("figure", {}, caption, plot);
+  charts.append(element("figure", {}, caption, plot));
   const axis = curve.by_step && state.axis === "key" ? "step" : state.axis;
   const made = lines
     .filter(({ curve: each }) => each.windows.mean.length)
@@ -65,14 +65,10 @@ function _figure(lines, state, laid) {
     });
   if (!made.length) {
     plot.append(emptyNote(`All of its ${formatNumber(curve.unusable)} values are NaN or infinite.`));
-    return figure;
+    return;
   }
   const title = curve.evaluation && axis === "key" ? "evaluation" : axis === "key" ? "episode" : axis;
-  requestAnimationFrame(() => {
-    if (!plot.isConnected) return;
-    state.charts.push(
-      lineChart(plot, made, { x: title, formatX: axis === "time" ? formatSeconds : formatNumber, label: `${curve.metric} of phase ${curve.phase} by ${title}` }),
-    );
-  });
-  return figure;
+  state.charts.push(
+    lineChart(plot, made, { x: title, formatX: axis === "time" ? formatSeconds : formatNumber, label: `${curve.metric} of phase ${curve.phase} by ${title}` }),
+  );
 }

@@ -18,8 +18,8 @@ register({
         element("strong", { text: visible(failure.reason || failure.outcome) }),
         element("span", { class: "soft", text: ` ${visible(failure.phase)}, ${failure.number > 1 ? "first: " : ""}${visible(failure.first)}${failure.failure_kind ? `, ${failure.failure_kind}` : ""}` }),
       );
-      const details = element("details", { open: context.state.open.size ? context.state.open.has(key) : index === 0 }, line);
-      details.addEventListener("toggle", () => context.state.open[details.open ? "add" : "delete"](key));
+      const details = element("details", { open: onPaper() || (context.state.open.size ? context.state.open.has(key) : index === 0) }, line);
+      details.addEventListener("toggle", () => details.isConnected && !onPaper() && context.state.open[details.open ? "add" : "delete"](key));
       if (failure.traceback) details.append(element("pre", { tabindex: "0", "aria-label": "Traceback", text: visible(failure.traceback) }));
       if (failure.log.length) {
         const text = failure.log.map((each) => `${formatTime(each.at)} ${each.level || each.stream}  ${visible(each.text)}`).join("\n");

@@ -156,7 +156,6 @@ register({
       event.preventDefault();
     });
     new ResizeObserver(paint).observe(canvas);
-    onTheme(paint);
     paint();
   },
 });

@@ -20,9 +20,7 @@ register({
       const plot = element("div");
       charts.append(element("figure", {}, element("figcaption", { text: title }), plot));
       const lines = names.map((name, index) => ({ label: name, x: usage.at, y: usage.conductors[name][key], color: index }));
-      requestAnimationFrame(() => {
-        if (plot.isConnected) context.state.charts.push(lineChart(plot, lines, { x: "time", formatX: formatSeconds, formatY: format, fromZero: true, label: title }));
-      });
+      context.state.charts.push(lineChart(plot, lines, { x: "time", formatX: formatSeconds, formatY: format, fromZero: true, label: title }));
     }
   },
 });

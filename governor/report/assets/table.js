@@ -2,6 +2,7 @@
 
 const ROW = 26;
 const AHEAD = 12;
+const PRINTED = 100;
 const TERM = /^("[^"]+"|[^:=<>!\s"]+)(!=|>=|<=|:|=|>|<)(.+)$/s;
 const WORDS = /(?:"[^"]*"|[^\s"])+|"/g;
 const bare = (text) => text.replaceAll('"', "");
@@ -66,8 +67,9 @@ function dataTable(root, table, context, { label, onRow } = {}) {
   }
 
   function paint() {
-    const first = Math.max(0, Math.floor(grid.scrollTop / ROW) - AHEAD);
-    const last = Math.min(shown.length, Math.ceil((grid.scrollTop + Math.max(grid.clientHeight, 520)) / ROW) + AHEAD);
+    const first = onPaper() ? 0 : Math.max(0, Math.floor(grid.scrollTop / ROW) - AHEAD);
+    const end = onPaper() ? PRINTED : Math.ceil((grid.scrollTop + Math.max(grid.clientHeight, 520)) / ROW) + AHEAD;
+    const last = Math.min(shown.length, end);
     const space = (height) => {
       const td = element("td", { colspan: columns.length });
       td.style.height = `${height}px`;
@@ -76,8 +78,12 @@ function dataTable(root, table, context, { label, onRow } = {}) {
     const made = [];
     if (first) made.push(space(first * ROW));
     for (let place = first; place < last; place += 1) made.push(line(place));
-    if (last < shown.length) made.push(space((shown.length - last) * ROW));
+    if (last < shown.length) made.push(onPaper() ? rest(shown.length - last) : space((shown.length - last) * ROW));
     body.replaceChildren(...made);
+  }
+
+  function rest(number) {
+    return element("tr", {}, element("td", { class: "soft", colspan: columns.length, text: `and ${plural(number, "row")} more` }));
   }
 
   function line(place) {
@@ -114,8 +120,6 @@ function dataTable(root, table, context, { label, onRow } = {}) {
       event.preventDefault();
     } else if (event.key === "Enter" && chosen >= 0 && onRow) onRow(_record(columns, shown[chosen]));
   });
-  const print = () => (grid.isConnected ? paint() : removeEventListener("beforeprint", print));
-  grid.isConnected ? addEventListener("beforeprint", print) : requestAnimationFrame(() => addEventListener("beforeprint", print));
   refresh();
 }
 

@@ -1,13 +1,17 @@
 """Pages of reports in a real Chromium: nothing goes wrong in them, and people can use them."""
 
+import contextlib
+import http.server
 import math
+import threading
 
+import msgspec
 import pytest
 
 from governor.messages import RunEvent
 from governor.report import page
 from governor.report.compare import compare
-from governor.report.document import Column, ConductorUsage, CurveData, Table, Usage, Windows
+from governor.report.document import Column, ConductorUsage, CurveData, Failure, Table, Usage, Windows
 from governor.report.timeline import timeline_of
 from tests.support import browser
 from tests.support.report_documents import HOSTILE, document, hostile_run, run_document
@@ -249,3 +253,109 @@ def test_columns_whose_names_have_spaces_are_filtered_in_quotes(visit):
     assert found['"my loss">0.5'] == "2 of 3 rows"
     assert found['reason:"bad thing"'] == found['"thing bad"'] == "1 of 3 rows"
     assert found[""] == "3 rows"
+
+
+def test_a_page_that_is_printed_is_light_as_wide_as_paper_and_has_what_is_folded(visit):
+    failures = [
+        Failure(phase="train", kind="episode", number=1, outcome="failed", reason=f"bad {n}", first="episode 3", traceback=f"Traceback {n}")
+        for n in range(3)
+    ]  # fmt: skip
+    found = visit(
+        document(msgspec.structs.replace(many(), failures=failures)),
+        """
+        page.emulate_media(color_scheme="dark")
+        scrolled(page)
+        page.evaluate("scrollTo(0, 700)")
+        look = '''() => ({
+            colour: getComputedStyle(document.body).backgroundColor,
+            tracebacks: [...document.querySelectorAll("#failures pre")].filter((each) => each.checkVisibility()).length,
+            rows: document.querySelectorAll("#episodes tbody tr").length,
+            last: document.querySelector("#episodes tbody tr:last-child").innerText,
+            charts: document.querySelectorAll("#curves canvas, #usage canvas").length,
+            right: Math.max(...[...document.querySelectorAll("canvas")].map((each) => each.getBoundingClientRect().right)) - document.querySelector("main").getBoundingClientRect().left,
+            scrolled: scrollY,
+        })'''
+        page.evaluate(f"addEventListener('beforeprint', () => (window.printed = ({look})()))")
+        found["before"] = page.evaluate(look)
+        page.pdf(width="210mm", height="297mm")
+        found["printed"] = page.evaluate("window.printed")
+        page.wait_for_timeout(100)
+        found["after"] = page.evaluate(look)
+        """,
+    )
+    before, printed, after = found["before"], found["printed"], found["after"]
+    assert before["tracebacks"] == after["tracebacks"] == 1
+    assert after == before | {"rows": after["rows"]}
+    assert before["colour"] != "rgb(255, 255, 255)"
+    assert (printed["colour"], printed["tracebacks"], printed["charts"]) == ("rgb(255, 255, 255)", 3, 4)
+    assert (printed["rows"], printed["last"]) == (101, "and 9,900 rows more")
+    assert printed["right"] < 690  # A4 is 718 pixels wide within Chromium's margins
+
+
+@contextlib.contextmanager
+def live(made, section):
+    """The address of the page of `made`; what is GET at `next` has the page take the new `section`."""
+    wanted, ended = threading.Event(), threading.Event()
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            if self.path != "/events":
+                self.end_headers()
+                if self.path == "/next":
+                    wanted.set()
+                else:
+                    self.wfile.write(page.render(made, stream="events").encode())
+                return
+            self.send_header("Content-Type", "text/event-stream")
+            self.end_headers()
+            wanted.wait(60)
+            self.wfile.write(b"event: section\ndata: " + msgspec.json.encode(section) + b"\n\n")
+            ended.wait(60)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            ended.set()
+            server.shutdown()
+
+
+def test_a_section_that_changes_keeps_where_its_reader_was(playwright):
+    made = msgspec.structs.replace(document(run_document(episodes=rows("episode"))), live=True)
+    columns = [
+        msgspec.structs.replace(column, values=[*column.values, column.values[1]])
+        for column in rows("episode").columns
+    ]
+    more = Table(columns=columns, total=ROWS + 1, shown=ROWS + 1)
+    with live(made, {"uid": "u1", "name": "episodes", "value": more}) as address:
+        found = browser.visit(
+            playwright,
+            address,
+            """
+            page.evaluate("document.getElementById('episodes').scrollIntoView()")
+            page.wait_for_selector("#episodes tbody tr")
+            page.fill("#episodes input", "succeeded")
+            page.focus("#episodes .grid")
+            for _ in range(30):
+                page.keyboard.press("ArrowDown")
+            look = lambda: page.evaluate('''() => [
+                document.querySelector("#episodes input").value,
+                document.querySelector("#episodes tr.chosen").innerText,
+                document.querySelector("#episodes .grid").scrollTop,
+                document.activeElement.className,
+            ]''')
+            found["before"] = look()
+            page.evaluate("fetch('next')")
+            page.wait_for_function("document.querySelector('#episodes [role=status]').innerText.includes('10,001')")
+            found["after"] = look()
+            """,
+        )
+    assert (found["console"], found["elsewhere"]) == ([], [])
+    assert found["before"] == found["after"]
+    assert found["before"][2] > 0
+    assert found["before"][3] == "grid"
