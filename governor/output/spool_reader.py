@@ -29,6 +29,9 @@ SHARED: Final = 10
 """The lines of `shares` may be a part of the rate: one in so many."""
 KEPT_BYTES: Final = 64 << 10
 """Of what is skipped the newest so many are not, while the rate allows no line."""
+LAST_LINES: Final = 8
+LAST_LOOKS: Final = 8
+"""Before a spool is emptied what was written meanwhile is looked at so often, with so many lines of the rate for each time."""
 COUNTED_BYTES: Final = 16 << 20
 """Skipped at once; of more the number of lines is an estimate."""
 FREED_BYTES: Final = 4 << 20
@@ -234,9 +237,7 @@ class SpoolReader:
     def _data(self, size: int) -> tuple[bytes, Page | None, bytes]:
         """From the offset on; what the process did then; and what follows, if a mark in it may say what these bytes belong to."""
         data = os.pread(self._file, size, self._offset)
-        page = (
-            self._page_now()
-        )  # it is newer than `data`, and the marks are newer than it: no byte is between them
+        page = self._page_now()  # newer than `data`, and the marks are newer than it: no byte is between them
         end = self._offset + len(data)
         if page is None or page.since < end:
             return data, page, b""
@@ -301,10 +302,10 @@ class SpoolReader:
         self._lines_left = max(self._lines_left - lines, 0.0)
         return found
 
-    def _newest(self, keep: int) -> int:
-        """How many of the newest bytes, at most `keep`, have no more lines than are left of the rate."""
+    def _newest(self, keep: int, *, spare: int) -> int:
+        """How many of the newest bytes, at most `keep`, have no more lines than are left of the rate, but for `spare`."""
         data = os.pread(self._file, keep, max(os.fstat(self._file).st_size - keep, 0))
-        too_many = data.count(b"\n") - max(int(self._lines_left), 0)
+        too_many = data.count(b"\n") - max(int(self._lines_left) - spare, 0)
         return keep if too_many <= 0 else len(data) - _after_lines(data, too_many)
 
     def _gap(self, at: float, dropped: tuple[int, int]) -> OutputLine:
@@ -318,15 +319,21 @@ class SpoolReader:
         )
 
     def _empty(self, allowed: int, at: float) -> list[OutputLine]:
-        """Reads the newest lines to the end, and empties the spool, which unlike a hole writes nothing to disk. Only what is written in this
-        very moment is lost.
+        """Reads the newest lines to the end, and empties the spool, which unlike a hole writes nothing to disk. Only what is written
+        behind the last look is lost, and counted.
         """
         found: list[OutputLine] = []
-        for keep in (allowed, _LEAST_PORTION, _LEAST_PORTION):
+        for left in range(LAST_LOOKS, -1, -1):
             size = os.fstat(self._file).st_size
-            found += self._skip(size - self._newest(keep), at)
+            if size == self._offset:
+                break
+            found += self._skip(size - self._newest(allowed, spare=left * LAST_LINES), at)
             found += self._read(size - self._offset, at)
+            allowed = _LEAST_PORTION
+        lost = spool.size(self._file) - self._offset
         os.ftruncate(self._file, 0)
+        if lost > 0:
+            found.append(self._gap(at, (int(lost / self._line_bytes) + 1, lost)))
         self._offset = self._freed = 0
         return found
 

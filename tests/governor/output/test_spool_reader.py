@@ -176,6 +176,47 @@ def test_the_first_line_is_kept_also_of_what_is_emptied_at_the_first_look(tmp_pa
     reader.close()
 
 
+@pytest.mark.parametrize("looks", [2, 4, 6])
+def test_the_last_line_is_kept_of_a_storm_that_ends_while_its_spool_is_emptied(
+    tmp_path, out, monkeypatch, looks
+):
+    lines, written = flooded(tmp_path, out, monkeypatch, looks=looks)
+    assert lines[-1].text == "last"
+    assert kept_or_counted(lines) == pytest.approx(written, rel=0.001)
+
+
+def test_what_is_written_in_the_moment_in_which_a_spool_is_emptied_is_counted(tmp_path, out, monkeypatch):
+    lines, written = flooded(tmp_path, out, monkeypatch, looks=1000)
+    assert kept_or_counted(lines) == pytest.approx(written, rel=0.01)
+
+
+def flooded(tmp_path, out, monkeypatch, *, looks):
+    """What a reader finds of a storm that goes on for so many of its looks, and how many lines that were."""
+    [reader] = readers_of(tmp_path, lines_per_second=1000)
+    reader._lines_left = 300.0
+    storm, written = (b"x" * 99 + b"\n") * 15_000, 0
+    read = reader._read
+
+    def read_slowly(*args, **kwargs):
+        nonlocal looks, written
+        if looks:
+            looks -= 1
+            written += os.write(out, storm if looks else storm + b"last\n") // 100
+        return read(*args, **kwargs)
+
+    os.write(out, storm)
+    written += 15_000
+    monkeypatch.setattr(reader, "_read", read_slowly)
+    lines = reader.read(time.time())
+    assert os.fstat(out).st_size == 0
+    reader.close()
+    return lines, written
+
+
+def kept_or_counted(lines):
+    return sum(line.dropped[0] if line.dropped else 1 for line in lines)
+
+
 def test_on_a_disk_that_is_nearly_full_what_is_beyond_the_rate_is_freed_at_once(tmp_path, out):
     [reader] = readers_of(tmp_path, lines_per_second=100)
     reader.is_tight = True
