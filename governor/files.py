@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import stat
-from errno import EINVAL
+from errno import EINVAL, EMLINK
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
@@ -81,13 +81,17 @@ def sync_to_disk(path: Path) -> None:
 
 def open_regular(path: Path, flags: int) -> int:
     """The descriptor of a file in a folder that user code can write to: follows no symbolic link, and waits for nobody at a FIFO.
-    Raises OSError, also if it is no regular file.
+    Raises OSError, also if it is no regular file, or is to be written and has several names: it may be another file of the user.
     """
     file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        os.close(file)
-        raise OSError(EINVAL, "it is no regular file", str(path))
-    return file
+    status = os.fstat(file)
+    error = OSError(EINVAL, "it is no regular file", str(path))
+    if stat.S_ISREG(status.st_mode):
+        if status.st_nlink < 2 or not flags & (os.O_WRONLY | os.O_RDWR):
+            return file
+        error = OSError(EMLINK, "it has several names", str(path))
+    os.close(file)
+    raise error
 
 
 def append(file: int, data: bytes | bytearray | memoryview) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import fcntl
 import os
 import struct
@@ -71,7 +70,7 @@ class SpoolReader:
         self._stream = list(spool.STREAMS).index(path.suffix[1:])
         self.lines = SpoolLines(conductor=conductor, pid=pid, stream=self._stream, begun=_begun(path.stem))
         self._bytes_per_second = bytes_per_second
-        self._file = _open(path)
+        self._file = open_regular(path, os.O_RDWR)
         self._page = _page_of(path)
         self._can_punch = True
         self._offset = self._freed = self._done = self._first_unread()
@@ -368,22 +367,13 @@ def _after_lines(data: bytes, number: int) -> int:
     return end if number > 0 else 0
 
 
-def _open(path: Path) -> int:
-    """Raises OSError for what is no file of its own: a link of user code, for one, which would be emptied."""
-    file = open_regular(path, os.O_RDWR)
-    if os.fstat(file).st_nlink > 1:
-        os.close(file)
-        raise OSError(errno.EMLINK, "it has several names", str(path))
-    return file
-
-
 def _page_of(path: Path) -> int | None:
     """Where it is noted how far the spool was read: a page of its process, or, of one on another machine, of its reader."""
     page = path.with_suffix(f".{spool.NOW}")
     try:
         if not os.path.lexists(page):
             write_whole(page, bytes(PAGE_BYTES), sync=False, mode=0o600)
-        return _open(page)
+        return open_regular(page, os.O_RDWR)
     except OSError:  # a full disk, or a file that is not ours
         return None
 

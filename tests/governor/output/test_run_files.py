@@ -170,8 +170,10 @@ def test_links_pipes_and_names_of_user_code_are_no_files_of_lines(tmp_path):
     (folder / "x~1.jsonl").touch()
     (tmp_path / "data").touch()
     (folder / "agent.a.jsonl").symlink_to(tmp_path / "data")
+    (folder / "agent.c.jsonl").hardlink_to(tmp_path / "data")
     files = RunFiles(folder, limit=LIMIT)
     files.append("agent.a", [line(1)])
+    files.append("agent.c", [line(1)])
     files.append("agent.b", [line(2)])
     assert (tmp_path / "data").read_bytes() == b""
     assert [one.at for one in read(folder)[0]] == [2.0]
