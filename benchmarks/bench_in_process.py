@@ -9,24 +9,25 @@ Sides take turns within a row, and the ratio is the median of the turns' ratios.
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import os
 import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
+from time import clock_gettime, perf_counter, pthread_getcpuclockid
 from typing import TYPE_CHECKING, Any, Self
 
 import gymnasium
 import numpy as np
 from bench_steps import HERE, PROGRAM, SECRET, UID, Governor
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from support.process_tree import cpu_seconds
 from support.rows import Row, p50, spread, table
 from user_code.step_agent import TrivialAgent
 
+from governor.config import LogsConfig
 from governor.episodes import Transition
 from governor.messages import (
     ConductorSpec,
@@ -39,6 +40,8 @@ from governor.messages import (
     encode,
     run_service,
 )
+from governor.output import spool
+from governor.output.collector import Collector
 from transport.broker import Broker, BrokerSettings
 from transport.client import Client
 from transport.worker import Worker
@@ -48,8 +51,6 @@ if TYPE_CHECKING:
 
 TURNS = 5
 VECTOR = 16
-ADDR_NO_RANDOMIZE = 0x0040000
-"""Of <sys/personality.h>."""
 
 
 class Balancing(TrivialAgent):
@@ -149,16 +150,12 @@ def bare_vector(world: World, seconds: float) -> float:
     return steps / (perf_counter() - began)
 
 
-def _at_fixed_addresses() -> None:
-    """Where a process has its memory is worth several per cent of its speed: here all have it at the same places."""
-    ctypes.CDLL(None).personality(ADDR_NO_RANDOMIZE)
-
-
 class Instance:
-    """A broker, somebody who takes reports, and a simulation controller in a process of its own, which runs `program`."""
+    """A broker, somebody who takes reports, and a simulation controller in a process of its own, of the run in `folder`."""
 
-    def __init__(self, program: str = PROGRAM) -> None:
-        self._program = program
+    folder: Path
+
+    def __init__(self) -> None:
         self.pid = 0
         self._governor = Governor()
         self._stack = AsyncExitStack()
@@ -167,6 +164,8 @@ class Instance:
     async def __aenter__(self) -> Self:
         stack = self._stack
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gb-")))
+        self.folder = folder / "runs" / UID
+        self.folder.mkdir(parents=True)
         ends = {"client_endpoint": f"ipc://{folder}/c", "worker_endpoint": f"ipc://{folder}/w"}
         await stack.enter_async_context(Broker(BrokerSettings(**ends)))
         await stack.enter_async_context(
@@ -179,7 +178,7 @@ class Instance:
             kind="simulation",
             incarnation=1,
             secret=SECRET,
-            run_folder=str(folder),
+            run_folder=str(self.folder),
             socket_folder=str(folder),
             import_folder=str(HERE),
             seed=0,
@@ -188,13 +187,8 @@ class Instance:
         )
         path = folder / "spec"
         path.write_bytes(encode(spec))
-        command = [sys.executable, "-c", self._program, str(path)]
-        child = subprocess.Popen(  # noqa: ASYNC220  # once, before anything is timed
-            command,
-            cwd=HERE.parent,
-            env=os.environ | {"PYTHONHASHSEED": "0"},
-            preexec_fn=_at_fixed_addresses,  # noqa: PLW1509  # no thread holds a lock that it takes
-        )
+        command = [sys.executable, "-c", PROGRAM, str(path)]
+        child = subprocess.Popen(command, cwd=HERE.parent)  # noqa: ASYNC220  # once, before anything is timed
         self.pid = child.pid
         stack.callback(child.wait)
         stack.callback(child.kill)
@@ -240,6 +234,39 @@ class Instance:
             }
         )
         await self._client.request(service, encode(start), SECRET.value, timeout=10)
+
+
+class Captured(Instance):
+    """As `Instance`, with environments of `user_code.switched`. While its output is captured, it is collected by a thread of this
+    process, whose CPU time counts.
+    """
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        collector = Collector(self.folder.parent, LogsConfig)
+        self._stack.callback(collector.close)
+        collector.begin(self.folder)
+        self._stack.callback(collector.end, self.folder.name)
+        [thread] = [one.ident for one in threading.enumerate() if one.name == "output"]
+        self._clock = pthread_getcpuclockid(thread)
+        return self
+
+    async def turn(
+        self, world: World, *, environment: str, captured: bool, **settings: Any
+    ) -> tuple[float, float]:
+        """CPU seconds and steps of a phase; `environment` is the name of a class."""
+        params = {"spools": str(spool.folder_of(self.folder)), "captured": captured}
+        before = self._seconds(captured=captured)
+        await self.begin(
+            world,
+            made_environment=Made(entry=f"user_code.switched:{environment}", params=params),
+            **settings,
+        )
+        steps = (await self.end())["steps_total"]
+        return self._seconds(captured=captured) - before, steps
+
+    def _seconds(self, *, captured: bool) -> float:
+        return cpu_seconds(self.pid) + (clock_gettime(self._clock) if captured else 0.0)
 
 
 WORLDS = (

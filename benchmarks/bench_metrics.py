@@ -22,40 +22,21 @@ from time import process_time
 from typing import Any
 
 import numpy as np
-from bench_in_process import Instance, World
-from gymnasium.envs.classic_control import CartPoleEnv
+from bench_in_process import Captured, World
 from support.instance import HERE, environment, governor
-from support.process_tree import cpu_seconds
 from support.rows import Row, p50, spread, table
+from support.same_process import PAIRS, Turn, seconds_of_step
 from user_code.step_agent import TrivialAgent
 
 from governor.messages import Made, encode
 from governor.messages.curves import Curve
 
-PAIRS = 20
 CURVE_PAIRS = 5
-EPISODES = 80
+EPISODES = 8
 CURVE_EPISODES = 50_000
 VALUES = 1_000_000
 STEPS = 500
 INFO = {"upright": "last", "distance": "last", "pushes": "last"}
-
-
-class Informed(CartPoleEnv):
-    """CartPole that tells three numbers in the info of each step, and does not fall."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.theta_threshold_radians = self.x_threshold = float("inf")
-
-    def step(self, action: Any) -> Any:
-        observation, reward, terminated, truncated, _ = super().step(action)
-        info = {
-            "upright": bool(abs(self.state[2]) < 0.2),
-            "distance": float(self.state[0]),
-            "pushes": int(action),
-        }
-        return observation, reward, terminated, truncated, info
 
 
 class Learner(TrivialAgent):
@@ -81,45 +62,53 @@ class Learner(TrivialAgent):
             self._context.report(loss=float(error * error))
 
 
-async def cpu_of_step(instance: Instance, world: World, *, metrics: bool) -> float:
-    """In seconds."""
-    before = cpu_seconds(instance.pid)
-    await instance.begin(
-        world,
-        episodes=EPISODES,
-        max_steps=STEPS,
-        info=INFO if metrics else {},
-        made_environment=Made(entry="bench_metrics:Informed"),
-        made_agents=(Made(entry=world.agent, params={"reports": True} if metrics else {}),),
-        agents=(f"{world.agent.rpartition(':')[2]}-{metrics}",),
-    )
-    steps = (await instance.end())["steps_total"]
-    return (cpu_seconds(instance.pid) - before) / steps
+WORLD = World(what="CartPole, a small agent that learns", agent="bench_metrics:Learner", made=Learner)
+
+
+def side(*, metrics: bool, logs: bool = False) -> Turn:
+    """Turns of the world with metrics, with its output captured."""
+
+    async def turn(process: Captured, *, whole: bool) -> tuple[float, float]:
+        return await process.turn(
+            WORLD,
+            environment="Informed",
+            captured=logs,
+            episodes=EPISODES if whole else 1,
+            max_steps=STEPS if whole else 1,
+            info=INFO if metrics else {},
+            made_agents=(Made(entry=WORLD.agent, params={"reports": metrics}),),
+            agents=(f"Learner-{metrics}",),
+        )
+
+    return turn
 
 
 async def rows(pairs: int = PAIRS) -> list[Row]:
-    world = World(what="CartPole, a small agent that learns", agent="bench_metrics:Learner", made=Learner)
-    ratios, costs = [], []
-    async with Instance() as instance:
-        for warm_up in (False, True):
-            await cpu_of_step(instance, world, metrics=warm_up)
-        for pair in range(pairs):
-            found = {}
-            for metrics in (pair % 2 == 0, pair % 2 == 1):
-                found[metrics] = await cpu_of_step(instance, world, metrics=metrics)
-            ratios.append(found[True] / found[False])
-            costs.append(found[True] - found[False])
-            without = found[False]
-    return [
-        Row(
-            what=f"CPU time of a step with three keys of info and a reported loss, {world.what}: part of that without",
-            figure=p50(ratios),
-            unit="",
-            at_most=1.03,
-            if_missed="three numbers are read and kept in about 0.9 µs, more where others use the caches of this machine",
-            note=f"{spread(ratios, '')}; {p50(costs) * 1e6:.2f} µs more than {without * 1e6:.1f} µs",
+    sides = {
+        "off": side(metrics=False),
+        "metrics": side(metrics=True),
+        "both": side(metrics=True, logs=True),
+    }
+    costs = await seconds_of_step(Captured, sides, pairs=pairs)
+    off = p50([cost["off"] for cost in costs]) * 1e6
+    found = []
+    for on, what in (
+        ("metrics", "with three keys of info and a reported loss"),
+        ("both", "with these metrics, and with its output captured and collected"),
+    ):
+        ratios = [cost[on] / cost["off"] for cost in costs]
+        more = p50([cost[on] - cost["off"] for cost in costs]) * 1e6
+        found.append(
+            Row(
+                what=f"CPU time of a step {what}, {WORLD.what}: part of that without",
+                figure=p50(ratios),
+                unit="",
+                at_most=1.03,
+                if_missed="three numbers are read and kept in about 0.9 µs, more where others use the caches of this machine",
+                note=f"{spread(ratios, '')}; {more:.2f} µs more than {off:.1f} µs",
+            )
         )
-    ]
+    return found
 
 
 def measure() -> list[Row]:

@@ -1,7 +1,7 @@
-"""What the output of user code costs: a step whose process is captured, beside one that is not; and one run that prints a
+"""What the output of user code costs: a step whose process is captured, beside one that is not; one run that prints a
 million lines a minute, for the run beside it and for the daemon; tasks that print nothing. Takes about two minutes: `python benchmarks/bench_output.py`.
 
-Sides take turns, and a ratio is the median of the turns' ratios. CPU time is that of the process.
+Sides take turns, and a ratio is the median of the turns' ratios. CPU time is that of the process; of a step it is measured as `support.same_process` says.
 """
 
 from __future__ import annotations
@@ -18,20 +18,17 @@ from typing import Any
 import bench_in_process
 import bench_tasks
 import psutil
-from bench_steps import HERE, PROGRAM
+from bench_steps import HERE
 from gymnasium import spaces
 from support.instance import Instance
 from support.process_tree import cpu_seconds
 from support.rows import Row, p50, spread, table
+from support.same_process import PAIRS, Turn, seconds_of_step
 from user_code.step_agent import TrivialAgent
 
-PAIRS = 20
-TURNS_OF_PROCESSES = 3
 TURNS = 6
 LINES_PER_SECOND = 1_000_000 / 60
-UNCAPTURED = (
-    "import os; from governor.output import capture; capture.capture = lambda *_, **__: os.dup(2);" + PROGRAM
-)
+EPISODES = 200
 WORLD = bench_in_process.World(
     what="a pole that falls", agent="user_code.step_agent:TrivialAgent", made=TrivialAgent
 )
@@ -61,29 +58,29 @@ class Printing:
         return 0, 0.0, False, True, {}
 
 
-async def of_a_step(seconds: float = 0.5) -> Row:
-    """CPU time of a step in a captured process, as a part of that in another. Each process has a speed of its own: there are many."""
-    ratios: list[float] = []
-    for pair in range(PAIRS + 1):
-        async with (
-            bench_in_process.Instance() as captured,
-            bench_in_process.Instance(UNCAPTURED) as free,
-        ):
-            cost = dict.fromkeys((captured, free), 0.0)
-            for turn in range(TURNS_OF_PROCESSES + 1):
-                for side in (captured, free) if (pair + turn) % 2 else (free, captured):
-                    before = cpu_seconds(side.pid)
-                    metrics = await side.play(WORLD, seconds)
-                    used = cpu_seconds(side.pid) - before
-                    if turn:  # else it is warming up
-                        cost[side] += used / (metrics["steps_mean"] * metrics["episodes_terminated"])
-            ratios.append(cost[captured] / cost[free])
+def side(*, captured: bool) -> Turn:
+    async def turn(process: bench_in_process.Captured, *, whole: bool) -> tuple[float, float]:
+        return await process.turn(
+            WORLD,
+            environment="Falling",
+            captured=captured,
+            episodes=EPISODES if whole else 1,
+            max_steps=None if whole else 1,
+        )
+
+    return turn
+
+
+async def of_a_step(pairs: int = PAIRS) -> Row:
+    sides = {"captured": side(captured=True), "free": side(captured=False)}
+    costs = await seconds_of_step(bench_in_process.Captured, sides, pairs=pairs)
+    ratios = [cost["captured"] / cost["free"] for cost in costs]
     return Row(
-        what="CPU time of a step in process, captured: part of one that is not",
+        what="CPU time of a step in process, captured and collected: part of one that is not",
         figure=p50(ratios),
         unit="",
         at_most=1.03,
-        note=f"{spread(ratios, '')}; as many pairs of processes, {TURNS_OF_PROCESSES} turns of each",
+        note=f"{spread(ratios, '')}; {p50([cost['free'] for cost in costs]) * 1e6:.1f} µs without",
     )
 
 
