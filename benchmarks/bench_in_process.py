@@ -12,11 +12,10 @@ import asyncio
 import subprocess
 import sys
 import tempfile
-import threading
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from time import clock_gettime, perf_counter, pthread_getcpuclockid
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
 import gymnasium
@@ -27,7 +26,6 @@ from support.process_tree import cpu_seconds
 from support.rows import Row, p50, spread, table
 from user_code.step_agent import TrivialAgent
 
-from governor.config import LogsConfig
 from governor.episodes import Transition
 from governor.messages import (
     ConductorSpec,
@@ -41,7 +39,6 @@ from governor.messages import (
     run_service,
 )
 from governor.output import spool
-from governor.output.collector import Collector
 from transport.broker import Broker, BrokerSettings
 from transport.client import Client
 from transport.worker import Worker
@@ -164,8 +161,7 @@ class Instance:
     async def __aenter__(self) -> Self:
         stack = self._stack
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gb-")))
-        self.folder = folder / "runs" / UID
-        self.folder.mkdir(parents=True)
+        self.folder = folder
         ends = {"client_endpoint": f"ipc://{folder}/c", "worker_endpoint": f"ipc://{folder}/w"}
         await stack.enter_async_context(Broker(BrokerSettings(**ends)))
         await stack.enter_async_context(
@@ -178,7 +174,7 @@ class Instance:
             kind="simulation",
             incarnation=1,
             secret=SECRET,
-            run_folder=str(self.folder),
+            run_folder=str(folder),
             socket_folder=str(folder),
             import_folder=str(HERE),
             seed=0,
@@ -237,36 +233,21 @@ class Instance:
 
 
 class Captured(Instance):
-    """As `Instance`, with environments of `user_code.switched`. While its output is captured, it is collected by a thread of this
-    process, whose CPU time counts.
-    """
-
-    async def __aenter__(self) -> Self:
-        await super().__aenter__()
-        collector = Collector(self.folder.parent, LogsConfig)
-        self._stack.callback(collector.close)
-        collector.begin(self.folder)
-        self._stack.callback(collector.end, self.folder.name)
-        [thread] = [one.ident for one in threading.enumerate() if one.name == "output"]
-        self._clock = pthread_getcpuclockid(thread)
-        return self
+    """As `Instance`, with environments of `user_code.switched`: in each phase its output is captured, or not."""
 
     async def turn(
         self, world: World, *, environment: str, captured: bool, **settings: Any
     ) -> tuple[float, float]:
         """CPU seconds and steps of a phase; `environment` is the name of a class."""
         params = {"spools": str(spool.folder_of(self.folder)), "captured": captured}
-        before = self._seconds(captured=captured)
+        before = cpu_seconds(self.pid)
         await self.begin(
             world,
             made_environment=Made(entry=f"user_code.switched:{environment}", params=params),
             **settings,
         )
         steps = (await self.end())["steps_total"]
-        return self._seconds(captured=captured) - before, steps
-
-    def _seconds(self, *, captured: bool) -> float:
-        return cpu_seconds(self.pid) + (clock_gettime(self._clock) if captured else 0.0)
+        return cpu_seconds(self.pid) - before, steps
 
 
 WORLDS = (

@@ -94,7 +94,7 @@ async def rows(pairs: int = PAIRS) -> list[Row]:
     found = []
     for on, what in (
         ("metrics", "with three keys of info and a reported loss"),
-        ("both", "with these metrics, and with its output captured and collected"),
+        ("both", "with these metrics, and with its output captured"),
     ):
         ratios = [cost[on] / cost["off"] for cost in costs]
         more = p50([cost[on] - cost["off"] for cost in costs]) * 1e6

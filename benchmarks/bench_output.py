@@ -11,6 +11,7 @@ import gc
 import os
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,10 @@ from support.process_tree import cpu_seconds
 from support.rows import Row, p50, spread, table
 from support.same_process import PAIRS, Turn, seconds_of_step
 from user_code.step_agent import TrivialAgent
+
+from governor.config import LogsConfig
+from governor.output import spool
+from governor.output.collector import Collector
 
 TURNS = 6
 LINES_PER_SECOND = 1_000_000 / 60
@@ -76,11 +81,36 @@ async def of_a_step(pairs: int = PAIRS) -> Row:
     costs = await seconds_of_step(bench_in_process.Captured, sides, pairs=pairs)
     ratios = [cost["captured"] / cost["free"] for cost in costs]
     return Row(
-        what="CPU time of a step in process, captured and collected: part of one that is not",
+        what="CPU time of a step in process, captured: part of one that is not",
         figure=p50(ratios),
         unit="",
         at_most=1.03,
         note=f"{spread(ratios, '')}; {p50([cost['free'] for cost in costs]) * 1e6:.1f} µs without",
+    )
+
+
+def of_the_collector(seconds: float = 5.0) -> Row:
+    """Its thread in the daemon, for a process that prints nothing: what comes to the step's own cost."""
+    with tempfile.TemporaryDirectory(prefix="gb-") as folder:
+        run = Path(folder) / "run"
+        spools = [spool.create(spool.folder_of(run), "simulation@7-1", suffix) for suffix in spool.STREAMS]
+        collector = Collector(Path(folder), LogsConfig)
+        [thread] = [one.ident for one in threading.enumerate() if one.name == "output"]
+        clock = time.pthread_getcpuclockid(thread)
+        collector.begin(run)
+        time.sleep(1.0)
+        began = time.clock_gettime(clock)
+        time.sleep(seconds)
+        used = time.clock_gettime(clock) - began
+        collector.end(run.name)
+        collector.close()
+        for descriptor in spools:
+            os.close(descriptor)
+    return Row(
+        what="CPU of the daemon for a process of a run that prints nothing",
+        figure=100 * used / seconds,
+        unit="% of a core",
+        at_most=0.5,
     )
 
 
@@ -191,7 +221,12 @@ def _run(entry: str, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure() -> list[Row]:
-    return [asyncio.run(of_a_step()), *asyncio.run(beside_a_loud_run()), asyncio.run(of_a_task())]
+    return [
+        asyncio.run(of_a_step()),
+        of_the_collector(),
+        *asyncio.run(beside_a_loud_run()),
+        asyncio.run(of_a_task()),
+    ]
 
 
 if __name__ == "__main__":
