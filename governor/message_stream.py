@@ -71,6 +71,28 @@ class MessageBuffer:
         del received[:end]
         return message
 
+    def next_messages(self, decode: Callable[[memoryview], T], *, into: list[T], most: int) -> None:
+        """As `next_message` for all that are whole, until `into` has `most`; in half the time, if they are many and small."""
+        received, at = self._received, 0
+        view = memoryview(received)
+        have, unpack, length = len(view), LENGTH.unpack_from, 0
+        try:
+            while len(into) < most and have - at >= LENGTH.size:
+                (length,) = unpack(view, at)
+                begin = at + LENGTH.size
+                end = begin + length
+                if length > self.max_bytes or end > have:
+                    break
+                into.append(decode(view[begin:end]))
+                at = end
+        except BaseException:  # its traceback may hold a part of `received`, which cannot be shortened then
+            self._received = received[at:]
+            raise
+        view.release()
+        del received[:at]
+        if length > self.max_bytes:
+            raise MessageTooLarge(f"a message of {length} bytes")
+
 
 class MessageStream(MessageBuffer):
     """One end of a connection, for one thread. `unsent` holds bytes that did not fit into the kernel's buffer, until `flush`.

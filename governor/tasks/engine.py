@@ -281,12 +281,11 @@ class Engine:
     ) -> None:
         reports: list[Begun | Over | Loading] = []
         for message in messages:
-            match message:
-                case StateUpdate() | Reported():
-                    self._on_aside(runner, message)
-                    continue
-                case Over() if message.traceback:
-                    self._on_aside(runner, message)
+            if isinstance(message, StateUpdate | Reported):
+                self._on_aside(runner, message)
+                continue
+            if type(message) is Over and message.traceback:
+                self._on_aside(runner, message)
             reports.append(message)
         self._handle(RunnerReported(now, runner, reports))
 

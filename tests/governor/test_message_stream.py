@@ -45,6 +45,40 @@ def test_a_message_that_cannot_be_decoded_raises_what_the_decoder_raises():
         buffer.next_message(lambda view: int(bytes(view)))
 
 
+@pytest.mark.parametrize("size", [1, 3, 4, 5, 1000])
+def test_all_whole_messages_are_taken_at_once(size):
+    messages = [b"", b"a", b"b" * 300, b""]
+    data = b"".join(map(framed, messages))
+    buffer, found = MessageBuffer(), []
+    for start in range(0, len(data), size):
+        buffer.feed(data[start : start + size])
+        buffer.next_messages(bytes, into=found, most=100)
+    assert found == messages
+    assert len(buffer) == 0
+
+
+def test_of_many_messages_no_more_are_taken_than_wanted():
+    buffer, found = MessageBuffer(), []
+    buffer.feed(framed(b"1") + framed(b"2") + framed(b"3"))
+    buffer.next_messages(bytes, into=found, most=2)
+    assert found == [b"1", b"2"]
+    assert buffer.next_message(bytes) == b"3"
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [(framed(b"no number"), ValueError), (struct.pack("<I", 100), MessageTooLarge)],
+)
+def test_those_before_a_fault_are_taken_and_the_fault_stays(bad, error):
+    buffer, found = MessageBuffer(max_bytes=50), []
+    buffer.feed(framed(b"1") + framed(b"2") + bad)
+    for _ in range(2):
+        with pytest.raises(error):
+            buffer.next_messages(lambda view: int(bytes(view)), into=found, most=100)
+    assert found == [1, 2]
+    assert len(buffer) == len(bad)
+
+
 def test_what_does_not_fit_is_sent_later_in_order(pair):
     writer = MessageStream(pair[0])
     reader = MessageStream(pair[1])

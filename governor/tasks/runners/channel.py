@@ -40,8 +40,8 @@ READ_BYTES: Final = 16 * 1024
 """Per read: some 500 reports, which take the scheduler 4 ms."""
 LARGE_READ_BYTES: Final = 1024 * 1024
 """Per read, while a single large document is being received."""
-REST_SECONDS: Final = 0.001
-"""Without reading, while many reports are on their way."""
+REST_SECONDS: Final = 0.002
+"""Without reading, at most, while many reports are on their way."""
 HELLO_BYTES: Final = 4096
 """The largest first document."""
 HELLO_SECONDS: Final = 10.0
@@ -71,6 +71,7 @@ class RunnerConnection:
         self.closed = asyncio.Event()
         self._trusted = False
         self._resting: asyncio.TimerHandle | None = None
+        self._is_watched = True
         self._loop.add_reader(sock.fileno(), self._read)
 
     def trust(self) -> None:
@@ -95,15 +96,23 @@ class RunnerConnection:
         if self._stream.unsent:
             self._loop.add_writer(self._sock.fileno(), self._writable)
 
-    def rest(self) -> None:
-        """Reads nothing for `REST_SECONDS`, and then all that has arrived."""
-        if self.is_open and self._resting is None:
+    def rest(self, seconds: float) -> None:
+        """Reads nothing for so long, `REST_SECONDS` at most, and then what has arrived."""
+        if not self.is_open or self._resting is not None:
+            return
+        if self._is_watched:
+            self._is_watched = False
             self._loop.remove_reader(self._sock.fileno())
-            self._resting = self._loop.call_later(REST_SECONDS, self._go_on)
+        self._resting = self._loop.call_later(min(seconds, REST_SECONDS), self._go_on)
 
     def _go_on(self) -> None:
         self._resting = None
-        self._loop.add_reader(self._sock.fileno(), self._read)
+        try:
+            self._read()  # at once: to watch the socket before costs as much as several reports
+        finally:
+            if self.is_open and self._resting is None:
+                self._is_watched = True
+                self._loop.add_reader(self._sock.fileno(), self._read)
 
     def drain(self) -> None:
         """Reads all that the kernel has buffered from a peer that has exited."""
@@ -154,10 +163,7 @@ class RunnerConnection:
         found: list[FromRunner] = []
         fault = ""
         try:
-            while (
-                len(found) < most and (document := self._stream.next_message(decode_from_runner)) is not None
-            ):
-                found.append(document)
+            self._stream.next_messages(decode_from_runner, into=found, most=most)
         except (MessageTooLarge, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             fault = f"{type(error).__name__}: {error}"
         if found and self.on_documents is not None:

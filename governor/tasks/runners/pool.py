@@ -35,6 +35,7 @@ from governor.tasks.runners.node_loss import NodeWatches
 from governor.tasks.runners.process import LocalProcess, RemoteProcess
 from governor.tasks.runners.remote_output import RemoteOutput
 from governor.tasks.runners.states import Cause, RunnerState
+from governor.tasks.scheduling.bundles import RUN_SECONDS
 from governor.tasks.scheduling.events import RunnerGone, RunnerReady, Shape
 
 if TYPE_CHECKING:
@@ -348,7 +349,7 @@ class Runners:
         documents = process.in_our_clock(documents)
         process.count(documents)
         if process.runs_left >= MANY_RUNS:
-            process.connection.rest()
+            process.connection.rest(process.runs_left * RUN_SECONDS)
         if process.file_receiver is None:
             self._deliver(process, documents)
         else:

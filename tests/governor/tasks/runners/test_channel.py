@@ -310,7 +310,7 @@ async def test_what_arrives_while_it_rests_is_read_at_once(driver, runner):
     connection, _ = driver.guests[0]
     driver.reads.clear()
     before = len(driver.received)
-    connection.rest()
+    connection.rest(1.0)
     for number in range(100):
         send_all(runner.sock, frames([Begun(1, number, 0.5)]))
     await driver.until(lambda: len(driver.received) == before + 100)
@@ -318,9 +318,19 @@ async def test_what_arrives_while_it_rests_is_read_at_once(driver, runner):
     await runner.still_works()
 
 
+async def test_what_arrives_after_it_has_rested_is_read(driver, runner):
+    connection, _ = driver.guests[0]
+    for _ in range(2):
+        rested = asyncio.Event()
+        connection.rest(0.0)
+        asyncio.get_running_loop().call_later(0.0, rested.set)
+        await rested.wait()
+    await runner.still_works()
+
+
 async def test_one_that_is_closed_while_it_rests_stays_closed(driver, runner):
     connection, _ = driver.guests[0]
-    connection.rest()
+    connection.rest(1.0)
     runner.close()
     connection.close()
     assert driver.ended == [0]
