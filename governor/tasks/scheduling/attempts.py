@@ -146,7 +146,8 @@ class Attempts:
         if report.dropped or job.position == len(attempt.runs):
             if subtask.node.batch.limits is not None and not subtask.unended:
                 self.observe(job, report.at)
-            self.outcomes.retry_missing(subtask, attempts=attempt.number)
+            if subtask.unended:
+                self.outcomes.retry_missing(subtask, attempts=attempt.number)
             self._next_job(slot, report.at)
 
     def _failed(self, job: Job, report: Over) -> None:
@@ -197,7 +198,8 @@ class Attempts:
             self.slots.release(slot)
             return
         slot.state, slot.waits_since = "working", at
-        self.slots.want_spare(slot, wanted=False)
+        if slot.spare_wanted:
+            self.slots.want_spare(slot, wanted=False)
         self._set_alarm(slot, at + START_PRESUMED_AFTER)
 
     def _off(self, job: Job) -> None:

@@ -36,16 +36,19 @@ class Bundles:
 
     def take(self, queue: ReadyQueue, shape: Shape, now: float, *, most: int) -> list[SubTask]:
         """The next sub-tasks for one runner, at least one, and `most` unless they are very short. The queue must not be empty."""
-        taken: list[SubTask] = []
-        seconds = 0.0
-        while (subtask := queue.peek(shape, now)) is not None:
+        taken, seconds, is_full = 0, 0.0, False
+
+        def fits(subtask: SubTask) -> bool:
+            nonlocal taken, seconds, is_full
+            if is_full:
+                return False
             mean = self._means.get(subtask.node.spec.call.partition("#")[0])
             if mean is not None:
                 seconds += (mean + RUN_SECONDS) * subtask.unended
             if taken and (mean is None or seconds > BUNDLE_SECONDS):
-                break
-            queue.take(shape, now)
-            taken.append(subtask)
-            if mean is None or len(taken) >= LARGEST or (len(taken) >= most and seconds >= LEAST_SECONDS):
-                break
-        return taken
+                return False
+            taken += 1
+            is_full = mean is None or taken >= LARGEST or (taken >= most and seconds >= LEAST_SECONDS)
+            return True
+
+        return queue.take_while(shape, now, fits)

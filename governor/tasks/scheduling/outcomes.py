@@ -211,7 +211,8 @@ class Outcomes:
         batch = node.batch
         self.effects.append(RunEnded(batch.id, record, payload))
         self.pending -= 1
-        self._count(batch, record)
+        if batch.bounds is not None:
+            self._count(batch, record)
         followers, ready = batch.enter(node, record)
         if followers is not None:
             self._follow(batch, followers)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from governor.tasks.scheduling.batch import FreshRuns, SubTask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from governor.tasks.scheduling.batch import LaneKey
     from governor.tasks.scheduling.events import Shape
@@ -144,25 +144,29 @@ class ReadyQueue:
         at, key = lanes.oldest()
         return (0, at, key) if now - at >= self._age else (1, 0.0, lanes.order[0])
 
-    def peek(self, shape: Shape, now: float) -> SubTask | None:
-        """The sub-task that `take` would return."""
-        lanes = self._queues[shape]
-        return lanes.first(self._next(lanes, now)) if lanes.count else None
-
     def take(self, queue: Shape | int, now: float) -> SubTask | None:
         """The next sub-task for runners of a shape, or for the slot with this index."""
+        one = iter((True, False))
+        taken = self.take_while(queue, now, lambda _: next(one))
+        return taken[0] if taken else None
+
+    def take_while(self, queue: Shape | int, now: float, fits: Callable[[SubTask], bool]) -> list[SubTask]:
+        """As `take`, one after the other, up to the first that does not fit, which stays."""
         lanes = self._queues[queue]
-        if not lanes.count:
-            return None
-        key = self._next(lanes, now)
-        subtask = lanes.first(key)
-        lane = lanes.by_key[key]
-        lane.popleft()
-        lanes.count -= 1
-        if not lane:
-            lanes.close(key)
-            self._pin_served(queue, lanes)
-        return subtask
+        taken: list[SubTask] = []
+        while lanes.count:
+            key = self._next(lanes, now)
+            subtask = lanes.first(key)
+            if not fits(subtask):
+                break
+            taken.append(subtask)
+            lane = lanes.by_key[key]
+            lane.popleft()
+            lanes.count -= 1
+            if not lane:
+                lanes.close(key)
+                self._pin_served(queue, lanes)
+        return taken
 
     def empty(self, queue: Shape | int) -> list[Entry]:
         """Removes all of a queue, and returns it."""
