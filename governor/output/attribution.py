@@ -31,6 +31,8 @@ READER_BYTES: Final = 16
 """At its end, for the collector."""
 _HEAD: Final = struct.Struct("<II")
 """Length and CRC of what follows the episode: the offset of each spool, and a fragment."""
+_BEGINNING: Final = struct.Struct("<IIq")
+"""Head and episode."""
 _EPISODE: Final = struct.Struct("=q")
 """Negative: none. Written alone, in one piece, where nothing else changes."""
 _SINCE: Final = struct.Struct("<QQ")
@@ -184,8 +186,9 @@ class ProcessAttribution:
 
     def _show(self) -> None:
         if self._page is not None:
-            body = (_SINCE.pack(*self._since) + self._fields)[:_ROOM]
-            data = _HEAD.pack(len(body), zlib.crc32(body)) + _EPISODE.pack(self._episode) + body
+            out, err = self._since
+            body = (_SINCE.pack(out, err) + self._fields)[:_ROOM]
+            data = _BEGINNING.pack(len(body), zlib.crc32(body), self._episode) + body
             self._page[: len(data)] = data
 
     def _write(self, index: int, data: bytes) -> None:

@@ -109,7 +109,7 @@ def lacks_run(thing: Any) -> bool:
 def _class_of(thing: Any) -> type | None:
     """The class that a call builds; None for functions and builtins (``builtins:dict``), whose return value is the result."""
     made = thing.func if isinstance(thing, partial) else thing
-    return made if inspect.isclass(made) and made.__module__ != "builtins" else None
+    return made if isinstance(made, type) and made.__module__ != "builtins" else None
 
 
 def brief(thing: Any) -> str:

@@ -56,7 +56,9 @@ class RunnerOutput:
     def begin(self, work: WorkItem, run: int) -> None:
         """What is printed from now on belongs to this run of the task. Episodes say themselves what they are."""
         if work.call != PLAY_CHUNK:
-            task = _shown(work.call, work.task) if self._names_functions else work.task
+            task = work.task
+            if self._names_functions and task.isdecimal():
+                task = _shown(work.call, task)
             self._attribution.begin_as(spool.fragment_of_task(task, run, work.attempt))
 
     def end_run(self) -> None:
@@ -70,9 +72,7 @@ class RunnerOutput:
 
 @lru_cache(maxsize=1024)
 def _shown(call: str, task: str) -> str:
-    """The name of a task in a script's terminal: a number alone says nothing."""
-    if not task.isdecimal():
-        return task
+    """The name of such a task in a script's terminal: a number alone says nothing."""
     kind, _, rest = call.partition(":")
     name = rest.partition("#")[0].partition(":")[0].rpartition(".")[2] if f"{kind}:" == PREFIX else rest
     return f"{name}[{task}]"

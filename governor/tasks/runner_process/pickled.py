@@ -27,6 +27,7 @@ CACHED_CODE: Final = 256
 CACHE_BYTES: Final = 64 * 1024 * 1024
 NAMESPACE: Final = b"governor-tasks"
 """In Ray's key-value store."""
+_IS_CODE: Final = f"/{CODE}/"
 FOLDER: Final = "pickles"
 """Beside the socket of the driver."""
 
@@ -37,6 +38,8 @@ class _PickleCache:
     def __init__(self) -> None:
         self._known: OrderedDict[str, tuple[Any, int]] = OrderedDict()
         self._bytes = 0
+        self._last: tuple[str, Any] = "", None
+        """The pack that was fetched last, and its name."""
 
     def fetch(self, name: str) -> Any:
         """The pickle of this name; of a pack, the list of its pickles. Raises LookupError."""
@@ -52,9 +55,16 @@ class _PickleCache:
             self._bytes -= size
         return found
 
+    def fetch_pack(self, name: str) -> Any:
+        """The pickles of this pack. Many tasks in a row are of one."""
+        if name != self._last[0]:
+            self._last = name, self.fetch(f"{name}#")
+        return self._last[1]
+
     def clear(self) -> None:
         self._known.clear()
         self._bytes = 0
+        self._last = "", None
 
 
 _pickles = _PickleCache()
@@ -62,14 +72,14 @@ _pickles = _PickleCache()
 
 def fetch(name: str) -> Any:
     """The object with this name, on the runner's side. Raises LookupError, or any error of its unpickling."""
-    return _fetch_code(name) if f"/{CODE}/" in name else _fetch_data(name)
+    return _fetch_code(name) if _IS_CODE in name else _fetch_data(name)
 
 
 def _fetch_data(name: str) -> Any:
     if "#" not in name:
         return _unpickled(_pickles.fetch(name))
     _, pack, position = name.split("#")
-    return _unpickled(_pickles.fetch(f"{pack}#")[int(position)])
+    return _unpickled(_pickles.fetch_pack(pack)[int(position)])
 
 
 _fetch_code = lru_cache(maxsize=CACHED_CODE)(_fetch_data)

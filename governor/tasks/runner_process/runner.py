@@ -217,8 +217,8 @@ class Serving:
         if work.args_key or work.call.startswith(PREFIX):
             # objects in one pack, and arguments of the same call, need the same modules
             pack = work.call.partition("#")[0], bool(work.args_key)
-            is_loaded = pack in self._loaded
-            self._loaded.add(pack)
+            if not (is_loaded := pack in self._loaded):
+                self._loaded.add(pack)
         else:
             is_loaded = calls.is_loaded(work.call)
         if not is_loaded:
