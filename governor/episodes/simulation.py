@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
     from governor.episodes.finalizer import Recorded
     from governor.episodes.records.checkpoints import Copy
+    from governor.episodes.rules.condition_objects import Answer
     from governor.episodes.rules.evaluation import Stage
     from governor.episodes.rules.failures import BoundsLeft
-    from governor.episodes.rules.user_conditions import Answer
     from governor.messages import ConductorSpec, FlowControl
     from governor.messages.link import Link
 

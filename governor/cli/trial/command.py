@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from governor.cli.trial.choice import EpisodeTrial, TaskTrial
     from governor.episodes.local.foreground import ForegroundEpisode, ForegroundStep
     from governor.episodes.text.foreground import ForegroundConversation
-    from governor.messages import EpisodeOutcome
+    from governor.messages import EpisodeRecord
 
 SCRATCH: Final = "scratch"
 """In a new run folder, for values of tasks."""
@@ -262,48 +262,60 @@ def _play(
     chosen: EpisodeTrial, stack: contextlib.ExitStack, *, steps: bool
 ) -> tuple[ExitCode, _Failure | None]:
     """Shows how it ended; or where and what it raised. The environment is closed with the stack."""
-    return _play_text(chosen, stack) if chosen.speaks else _play_numbers(chosen, stack, steps=steps)
+    from governor.cli.trial.conditions import TriedConditions  # noqa: PLC0415  # not for --help
+
+    folder = stack.enter_context(_new_folder(keeps=False))
+    conditions = TriedConditions(chosen.command, folder)
+    try:
+        conditions.build()
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001  # user code's
+        return ExitCode.DONE, (conditions.place, error)
+    played = (
+        _play_text(chosen, stack, folder)
+        if chosen.speaks
+        else _play_numbers(chosen, stack, folder, steps=steps)
+    )
+    if isinstance(played, tuple):
+        return ExitCode.DONE, played
+    _show_end(played)
+    _note_timeout(played.seconds, chosen.timeout, "episode_timeout")
+    try:
+        conditions.show_answer(played)
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001  # user code's
+        return ExitCode.DONE, (conditions.place, error)
+    failed = played.outcome not in {"terminated", "truncated"}
+    return ExitCode.RUN_ENDED_BADLY if failed else ExitCode.DONE, None
 
 
 def _play_numbers(
-    chosen: EpisodeTrial, stack: contextlib.ExitStack, *, steps: bool
-) -> tuple[ExitCode, _Failure | None]:
+    chosen: EpisodeTrial, stack: contextlib.ExitStack, folder: Path, *, steps: bool
+) -> EpisodeRecord | _Failure:
     from governor.episodes.local.foreground import ForegroundEpisode  # noqa: PLC0415  # not for --help
 
-    folder = stack.enter_context(_new_folder(keeps=False))
-    command, place = chosen.command, f"episode {chosen.index}"
     show = _StepTable() if steps else _show_nothing
-    episode = ForegroundEpisode(command, chosen.index, folder=folder, show=show)
+    episode = ForegroundEpisode(chosen.command, chosen.index, folder=folder, show=show)
     stack.enter_context(_closed_after(episode))
     _note_episode(chosen, episode.seed, learns=episode.trains(chosen.index))
     try:
-        record = episode.play()
+        return episode.play()
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001  # user code's
         where = f", {episode.where}" if episode.where else ""
-        return ExitCode.DONE, (f"{place}, step {episode.steps + 1}{where}", error)
-    _show_end(record.outcome, record.reason, record.value, record.steps, record.seconds, record.values)
-    _note_timeout(record.seconds, chosen.timeout, "episode_timeout")
-    return ExitCode.DONE, None
+        return f"episode {chosen.index}, step {episode.steps + 1}{where}", error
 
 
-def _play_text(chosen: EpisodeTrial, stack: contextlib.ExitStack) -> tuple[ExitCode, _Failure | None]:
+def _play_text(chosen: EpisodeTrial, stack: contextlib.ExitStack, folder: Path) -> EpisodeRecord | _Failure:
     from governor.episodes.text.foreground import ForegroundConversation  # noqa: PLC0415  # half a second
 
-    folder = stack.enter_context(_new_folder(keeps=False))
     episode = ForegroundConversation(chosen.command, chosen.index, folder=folder, show=_Conversation())
     stack.enter_context(_closed_after(episode))
     _note_episode(chosen, episode.seed, learns=False)
     try:
-        record = episode.play()
+        return episode.play()
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001  # user code's
         place = f"episode {chosen.index}"
         if isinstance(error, KeyboardInterrupt) and episode.awaits_model:  # somewhere in libraries
-            return ExitCode.DONE, (f"{place}, while the model was asked", KeyboardInterrupt())
-        return ExitCode.DONE, (place, error)
-    _show_end(record.outcome, record.reason, record.total_reward, record.steps, record.seconds, {})
-    _note_timeout(record.seconds, chosen.timeout, "episode_timeout")
-    failed = record.outcome not in {"terminated", "truncated"}
-    return ExitCode.RUN_ENDED_BADLY if failed else ExitCode.DONE, None
+            return f"{place}, while the model was asked", KeyboardInterrupt()
+        return place, error
 
 
 def _note_episode(chosen: EpisodeTrial, seed: int, *, learns: bool) -> None:
@@ -315,20 +327,15 @@ def _note_episode(chosen: EpisodeTrial, seed: int, *, learns: bool) -> None:
     note(f"episode {chosen.index} of phase {command.name}: {evaluated}seed {seed}, {mode}")
 
 
-def _show_end(  # noqa: PLR0917  # a line of six words
-    outcome: EpisodeOutcome,
-    reason: str,
-    value: float,
-    steps: int,
-    seconds: float,
-    values: Mapping[str, float],
-) -> None:
+def _show_end(record: EpisodeRecord) -> None:
     from governor.cli.rendering.lines import clean, number  # noqa: PLC0415  # not for --help
     from governor.units import durations  # noqa: PLC0415  # as above
 
-    each = f" ({', '.join(f'{name} {number(one)}' for name, one in values.items())})" if values else ""
-    text = f"{outcome} after {steps} steps, return {number(value)}{each}, {durations.text(seconds)}"
-    say(f"{text}: {clean(reason)}" if reason else text)
+    players = ", ".join(f"{name} {number(one)}" for name, one in record.values.items())
+    each = f" ({players})" if players else ""
+    value, seconds = number(record.value), durations.text(record.seconds)
+    text = f"{record.outcome} after {record.steps} steps, return {value}{each}, {seconds}"
+    say(f"{text}: {clean(record.reason)}" if record.reason else text)
 
 
 def _show_nothing(step: ForegroundStep) -> None:

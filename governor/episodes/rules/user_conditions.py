@@ -15,20 +15,16 @@ import asyncio
 import math
 import queue
 import threading
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from governor.episodes import exits
-from governor.episodes.context import Context, with_context
-from governor.episodes.entries import load
-from governor.episodes.rules.conditions import METHODS, STRENGTH
-from governor.episodes.rules.statistics import PhaseStatistics, summarize
-from governor.errors import ConductorError
+from governor.episodes.rules.condition_objects import Answer, ConditionObjects
+from governor.episodes.rules.conditions import STRENGTH
 from governor.failures import Reason, reason_of, stack_of
 from governor.messages import EpisodeRecord
 from governor.output.attribution import Attribution
@@ -37,18 +33,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from governor.index_ranges import IndexRanges
-    from governor.messages import ConductorSpec, FlowControl, StartSimulation, Until
+    from governor.messages import ConductorSpec, StartSimulation
 
 ANSWER_SECONDS: Final = 60.0
 """For one answer of one condition."""
 CHECK_SECONDS: Final = 1.0
-
-
-class Answer(NamedTuple):
-    """Of all conditions about one episode: the strongest one, and the condition that gave it."""
-
-    flow: FlowControl
-    by: str = ""
 
 
 class UserConditions:
@@ -65,10 +54,8 @@ class UserConditions:
         answered: Callable[[Answer], None],
         failed: Callable[[Reason], None],
     ) -> None:
-        self.asked_about = 0
-        """Episodes, for signs of life."""
         self._command = command
-        self._spec = spec
+        self._objects = ConditionObjects(command, run_id=spec.uid, run_folder=Path(spec.run_folder))
         self._lock = lock
         self._answered = answered
         self._failed = failed
@@ -79,13 +66,13 @@ class UserConditions:
         self._held: list[Answer] = []
         """The answers about them that ask for something."""
         self._queue: queue.SimpleQueue[EpisodeRecord | None] = queue.SimpleQueue()
-        self._conditions: list[tuple[str, Any]] = []
-        self._statistics: PhaseStatistics | None = None
         self._thread: threading.Thread | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._now = ("", -1)
-        """The method, and the episode, that the thread is in."""
-        self._since = math.inf
+
+    @property
+    def asked_about(self) -> int:
+        """Episodes, for signs of life."""
+        return self._objects.asked_about
 
     @property
     def is_behind(self) -> bool:
@@ -159,10 +146,12 @@ class UserConditions:
     def _check(self) -> None:
         """In the event loop, each second: whether the thread is in one call for too long."""
         thread = self._thread
-        if thread is None or thread.ident is None or monotonic() - self._since < ANSWER_SECONDS:
+        if thread is None or thread.ident is None or monotonic() - self._objects.since < ANSWER_SECONDS:
             self._timer = asyncio.get_running_loop().call_later(CHECK_SECONDS, self._check)
             return
-        self._fail(stack_of(thread.ident, f"{self._place} hangs: no answer within {ANSWER_SECONDS:g} s"))
+        self._fail(
+            stack_of(thread.ident, f"{self._objects.place} hangs: no answer within {ANSWER_SECONDS:g} s")
+        )
 
     def _fail(self, reason: Reason) -> None:
         with self._lock:  # no episode may begin before `failed` has ended the phase
@@ -170,23 +159,19 @@ class UserConditions:
                 self._failed(reason)
                 self.end()
 
-    @property
-    def _place(self) -> str:
-        where, index = self._now
-        return where if index < 0 else f"{where} of episode {index}"
-
     # -- in the thread --------------------------------------------------------------------------------------
 
     def _work(self, recorded: Iterable[EpisodeRecord]) -> None:
-        exits.set_description(lambda: self._place if self._since < math.inf else "")
+        objects = self._objects
+        exits.set_description(lambda: objects.place if objects.since < math.inf else "")
         Attribution(self._describe).bind()
         try:
-            self._build()
+            objects.build()
             self._answer(self._replay(recorded))
             while (record := self._queue.get()) is not None and not self._over:
-                self._answer(self._ask(record))
+                self._answer(objects.ask(record))
         except BaseException as error:  # noqa: BLE001  # user code, which may also exit; and the file of the lines
-            where, self._since = self._place, math.inf
+            where, objects.since = objects.place, math.inf
             self._fail(reason_of(error).within(where) if where else reason_of(error))
 
     def _answer(self, answer: Answer) -> None:
@@ -199,82 +184,16 @@ class UserConditions:
                     self._answered(answer)
                 self._lock.notify_all()
 
-    def _describe(self) -> dict[str, str | int]:
-        index = self._now[1]
-        return {"phase": self._command.name, **({"episode": index} if index >= 0 else {})}
-
-    def _build(self) -> None:
-        for number, rule in enumerate(self._command.until):
-            if rule.entry is not None:
-                self._enter(f"until[{number}] ({rule.entry})")
-                self._conditions.append((f"until[{number}] ({rule.entry})", self._made(rule, rule.entry)))
-                self._leave()
-        if any(hasattr(condition, METHODS[1]) for _, condition in self._conditions):
-            self._statistics = PhaseStatistics(msgspec.structs.replace(self._command, until=()))
-
-    def _made(self, rule: Until, entry: str) -> Any:
-        factory, spec = load(entry), self._spec
-        context = Context(run_id=spec.uid, run_folder=Path(spec.run_folder), name=f"condition.{entry}")
-        condition = factory(**with_context(factory, rule.params, context))
-        if not any(callable(getattr(condition, method, None)) for method in METHODS):
-            raise ConductorError(f"has neither {' nor '.join(METHODS)}")
-        return condition
-
     def _replay(self, recorded: Iterable[EpisodeRecord]) -> Answer:
         for record in recorded:
-            answer = self._ask(record)
+            answer = self._objects.ask(record)
             if STRENGTH[answer.flow] >= STRENGTH["STOP_SIMULATION"]:
                 return answer
         return Answer("CONTINUE")
 
-    def _ask(self, record: EpisodeRecord) -> Answer:
-        self.asked_about += 1
-        strongest = Answer("CONTINUE")
-        record = msgspec.structs.replace(
-            record, values=dict(record.values), metrics=dict(record.metrics), traceback=""
-        )
-        metrics = self._metrics(record)
-        for name, condition in self._conditions:
-            for method, about in zip(METHODS, (record, metrics), strict=True):
-                if (call := getattr(condition, method, None)) is None:
-                    continue
-                self._enter(f"{name}.{method}", record.index)
-                flow = flow_of(call(about))
-                self._leave()
-                if STRENGTH[flow] > STRENGTH[strongest.flow]:
-                    strongest = Answer(flow, f"{name}: {flow} after episode {record.index}")
-        return strongest
-
-    def _metrics(self, record: EpisodeRecord) -> dict[str, float]:
-        if self._statistics is None:
-            return {}
-        self._statistics.add(record)
-        return summarize(self._statistics.figures) | self._statistics.evaluations.metrics
-
-    def _enter(self, where: str, index: int = -1) -> None:
-        self._now, self._since = (where, index), monotonic()
-
-    def _leave(self) -> None:
-        self._now, self._since = ("", -1), math.inf
-
-
-def flow_of(answer: object) -> FlowControl:
-    """The flow control that a condition has answered with: its name, an enum's member of that name, None for CONTINUE, or a pair
-    whose first item is one of these. Raises ValueError.
-    """
-    found = answer[0] if isinstance(answer, tuple) and len(answer) == 2 else answer
-    if found is None:
-        return "CONTINUE"
-    name = found.name if isinstance(found, Enum) else found
-    for flow in STRENGTH:
-        if flow == name:
-            return flow
-    raise ValueError(f"answered {_shown(answer)}, which is none of {', '.join(STRENGTH)}")
-
-
-def _shown(answer: object) -> str:
-    text = repr(answer) if isinstance(answer, str | int | float) else f"a {type(answer).__name__}"
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    def _describe(self) -> dict[str, str | int]:
+        index = self._objects.index
+        return {"phase": self._command.name, **({"episode": index} if index >= 0 else {})}
 
 
 def recorded_episodes(path: Path, ended: IndexRanges) -> Iterator[EpisodeRecord]:

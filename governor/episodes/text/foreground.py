@@ -29,6 +29,7 @@ from governor.episodes.text.params import MAX_STEPS, HTTPEnvironmentParams, Lang
 from governor.episodes.text.phase import headers_of, make_model
 from governor.episodes.text.sessions import TextSession
 from governor.errors import ConductorError
+from governor.messages import EpisodeRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -69,7 +70,7 @@ class ForegroundConversation:
         self._loop = asyncio.new_event_loop()  # not asyncio.run, which would hold Ctrl-C back from user code
         self._playing: asyncio.Task[TextEpisodeRecord] | None = None
 
-    def play(self) -> TextEpisodeRecord:
+    def play(self) -> EpisodeRecord:
         """Raises what an environment in Python raises, and ConductorError for what cannot be built, with that as its cause."""
         command = self._command
         made = command.made_environment
@@ -83,7 +84,17 @@ class ForegroundConversation:
         record = self._loop.run_until_complete(self._playing)
         if self._environment is not None and self._environment.raised is not None:
             raise self._environment.raised
-        return record
+        return EpisodeRecord(
+            index=self._index,
+            worker=0,
+            seed=self.seed,
+            outcome=record.outcome,
+            value=record.total_reward,
+            steps=record.steps,
+            seconds=record.seconds,
+            reason=str(record.reason),
+            metrics=record.metrics,
+        )
 
     def close(self) -> None:
         """Ends what Ctrl-C has left, and closes the environment. Raises what its `close` raises."""

@@ -53,6 +53,11 @@ class Later(Game):
     async def close(self):
         await asyncio.sleep(0)
         super().close()
+
+class Quick:
+    """A condition of the user's own."""
+    def episode_flow_control(self, episode):
+        return f"it was {episode.outcome}, {episode.index}, {episode.steps}" if episode.value else "SHUTDOWN"
 '''
 RUN = """\
 name: talk
@@ -62,6 +67,7 @@ conductors:
   agents: {player: {entry: "openai:bisection", params: {base_url: "MODEL/v1", message_cut: 0, retries: 0}}}
 phases:
   - {name: play, mode: eval, simulate: {environment: game, agents: [player], episodes: 9, max_steps: 10, transport: in_process}}
+  - {name: asked, inherits: play, until: [{entry: "talk_code:Quick"}]}
 """
 
 
@@ -87,17 +93,17 @@ def write(folder, environment, model):
     (folder / "talk_code.py").write_text(CODE)
 
 
-def start(folder):
+def start(folder, phase="play"):
     return subprocess.Popen(
-        [sys.executable, "-m", "governor", "try", "run.yaml", "--phase", "play", "--episode", "3"],
+        [sys.executable, "-m", "governor", "try", "run.yaml", "--phase", phase, "--episode", "3"],
         cwd=folder, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
-def governor(folder, environment, model, code=0):
+def governor(folder, environment, model, code=0, phase="play"):
     write(folder, environment, model)
-    with start(folder) as process:
+    with start(folder, phase) as process:
         out, err = process.communicate(timeout=60)
     assert process.returncode == code, err
     return subprocess.CompletedProcess(process.args, code, out, err)
@@ -152,6 +158,15 @@ def test_an_environment_behind_a_server_and_a_model_that_does_not_answer(tmp_pat
     assert "terminated after " in done.stdout.splitlines()[-1]
     done = governor(tmp_path, environment, "http://127.0.0.1:9", code=1)
     assert done.stdout.splitlines()[-1].startswith("failed after 0 steps")
+
+
+def test_a_condition_of_the_users_own_is_asked_about_it(tmp_path, serve):
+    environment = '{entry: "talk_code:Game", params: {number: 38}}'
+    done = governor(tmp_path, environment, serve("model_server.py"), code=1, phase="asked")
+    assert "ValueError: answered 'it was terminated, 3, 6', which is none of CONTINUE, PAUSE, " in done.stderr
+    done = governor(tmp_path, environment, "http://127.0.0.1:9", code=1, phase="asked")
+    said = "conditions: until[0] (talk_code:Quick): SHUTDOWN after episode 3"
+    assert done.stdout.splitlines()[-2:] == [said, "closed"], "also about one that failed"
 
 
 def test_an_async_environment_is_in_the_callers_thread(tmp_path, serve):

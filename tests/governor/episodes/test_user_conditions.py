@@ -10,7 +10,7 @@ import pytest
 
 from governor.episodes.local import stepping
 from governor.episodes.records.episode_file import EpisodeFile
-from governor.episodes.rules import user_conditions
+from governor.episodes.rules import condition_objects, user_conditions
 from governor.messages import Checkpoint, EpisodeEnded, EpisodeRecord, Evaluate, FlowReport, Until
 from tests.support.in_process_commands import outcomes
 
@@ -268,7 +268,7 @@ async def test_one_that_hangs_ends_the_phase_with_the_place_where_it_is(harness,
     ],
 )
 def test_what_counts_as_an_answer(answer, flow):
-    assert user_conditions.flow_of(answer) == flow
+    assert condition_objects.flow_of(answer) == flow
 
 
 @pytest.mark.parametrize(
@@ -278,4 +278,4 @@ def test_what_does_not(answer):
     with pytest.raises(
         ValueError, match=r"^answered .{1,80}, which is none of CONTINUE, PAUSE, RESET, RESTART, "
     ):
-        user_conditions.flow_of(answer)
+        condition_objects.flow_of(answer)
