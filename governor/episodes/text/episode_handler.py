@@ -24,7 +24,7 @@ class EpisodeHandler:
         return prompt
 
     async def on_episode_end(
-        self, *, env_name: str, env_id: str, total_reward: float, info: dict[str, Any] | None
+        self, env_name: str, env_id: str, total_reward: float, info: dict[str, Any] | None = None
     ) -> None:
         """Called at every end of an episode. `total_reward` is that of the session so far, `info` that of the last step if it is a mapping, or None."""
 

@@ -90,7 +90,9 @@ def decoded(data: bytes, *, where: str) -> Any:
 
 
 def prompt_of(value: Any) -> Any:
-    """`value`, whose messages are checked if it is a list. Raises EnvironmentFault."""
+    """`value`, or its `messages` where it is a mapping with a list of them. Messages are checked. Raises EnvironmentFault."""
+    if isinstance(value, dict) and isinstance(value.get("messages"), list):
+        value = value["messages"]
     for number, message in enumerate(value if isinstance(value, list) else ()):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise EnvironmentFault(

@@ -215,6 +215,22 @@ async def test_a_prompt_that_is_none_ends_the_episode_with_the_reward_so_far(sta
     assert (episode.outcome, episode.reason) == ("terminated", "the prompt is None, no list of messages")
 
 
+async def test_normalize_prompts_of_messages_in_a_mapping(stage):
+    class Mapping(Locked):
+        def get_task_prompt(self):
+            messages = super().get_task_prompt()
+            return {"messages": messages, "step": self.taken} if self.taken < 2 else {"alice": messages}
+
+    interactor, result = await play_local(stage, Mapping())
+    assert result == {"own_0": 3.0}, "one of several agents is not taken over"
+    assert interactor.episodes[0].reason.startswith("the prompt is {'alice': ")
+
+
+async def test_null_episode_handler_takes_the_end_as_there():
+    assert await NullEpisodeHandler().on_episode_end("walk", "1", 2.0) is None
+    assert await EpisodeHandler().on_episode_end("walk", "1", 2.0, {"steps": 3}) is None
+
+
 class Writes(EpisodeHandler):
     """Makes the messages of an environment whose prompts are texts."""
 

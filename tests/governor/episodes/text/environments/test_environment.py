@@ -70,6 +70,8 @@ def test_a_prompt():
     assert prompt_of(messages) == messages
     assert prompt_of([{"role": "user", "content": [{"type": "text", "text": "go"}]}])
     assert prompt_of([]) == []
+    assert prompt_of({"messages": messages, "task": 1}) == messages
+    assert prompt_of({"messages": "go"}) == {"messages": "go"}
 
 
 @pytest.mark.parametrize(
