@@ -57,7 +57,7 @@ conductors:
   agents: {{agent: {{entry: "tried_code:Agent"}}}}
 phases:
   - name: play
-    simulate: {{environment: step, agents: [agent], episodes: 4, workers: 2}}
+    simulate: {{environment: step, agents: [agent], episodes: 4}}
     evaluate: {{every: 2, episodes: 3}}
     until: [{{steps: 100}}, {conditions}]
 """

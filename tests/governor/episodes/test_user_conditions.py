@@ -11,7 +11,7 @@ import pytest
 from governor.episodes.local import stepping
 from governor.episodes.records.episode_file import EpisodeFile
 from governor.episodes.rules import condition_objects, user_conditions
-from governor.messages import Checkpoint, EpisodeEnded, EpisodeRecord, Evaluate, FlowReport, Until
+from governor.messages import Checkpoint, EpisodeEnded, EpisodeRecord, Evaluate, FlowReport, Plateau, Until
 from tests.support.in_process_commands import outcomes
 
 EACH = pytest.mark.parametrize("transport", ["conductors", "in_process", "vector", "rounds"])
@@ -63,6 +63,34 @@ async def test_agent_objective_multiworker(harness, transport):
     records, end = await harness.play(episodes=500, workers=3, until=until, **command)
     assert 9 <= outcomes(records).count("terminated") <= 11
     assert end.end == "until"
+
+
+@ALONE
+async def test_environment_termination_condition(harness, transport):
+    records, end = await harness.play(episodes=3, **await harness.stage(transport))
+    assert [(record.outcome, record.steps) for record in records] == [("terminated", 5)] * 3
+    assert end.end == "max_episodes"
+
+
+@ALONE
+@pytest.mark.parametrize(
+    ("until", "evaluate", "evaluations"),
+    [
+        ((rule("EvaluationObjective", threshold=5.0, consecutive=2, min_evaluations=3),), {}, 3),
+        ((rule("EvaluationObjective", threshold=5.0, consecutive=4, min_evaluations=3),), {}, 4),
+        ((), {"at_least": 5.0, "consecutive": 2}, 2),
+        ((), {"plateau": Plateau(patience=3, min_delta=0.01)}, 4),
+    ],
+    ids=["min_evaluations", "success", "built-in success", "built-in plateau"],
+)
+async def test_agent_evaluation_objective_termination_condition(
+    harness, transport, until, evaluate, evaluations
+):
+    rules = {"until": until, "evaluate": Evaluate(every=2, episodes=1, **evaluate)}
+    records, end = await harness.play(episodes=50, **rules, **await harness.stage(transport))
+    assert [record.evaluation for record in records if record.evaluation] == [*range(1, evaluations + 1)]
+    assert (len(records), end.metrics["evaluation_return_mean"]) == (3 * evaluations, 5.0)
+    assert end.end != "max_episodes"
 
 
 @ALONE

@@ -57,6 +57,21 @@ class AgentObjective:
         return "STOP_PHASE" if full and sum(self.returns) / len(self.returns) >= self.at_least else "CONTINUE"
 
 
+class EvaluationObjective:
+    """A success of palaestrAI's: so many evaluations in a row are good enough, and there were so many at all."""
+
+    def __init__(self, threshold, consecutive, min_evaluations):
+        self.threshold, self.consecutive, self.min_evaluations = threshold, consecutive, min_evaluations
+        self.number = self.streak = 0
+
+    def phase_flow_control(self, metrics):
+        if (number := metrics.get("evaluations", 0)) > self.number:
+            self.number = number
+            self.streak = self.streak + 1 if metrics["evaluation_return_mean"] >= self.threshold else 0
+        done = number >= self.min_evaluations and self.streak >= self.consecutive
+        return (SimulationFlowControl.STOP_PHASE if done else SimulationFlowControl.CONTINUE), None
+
+
 class Bad:
     """Goes wrong in the fourth episode."""
 
