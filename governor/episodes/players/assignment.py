@@ -32,8 +32,8 @@ def has_players(environment: Any) -> bool:
 
 
 def takes_turns(environment: Any) -> bool:
-    """Whether it has the AEC API; else it has the parallel one."""
-    return hasattr(environment, "agent_iter")
+    """Whether it has the AEC API; else it has the parallel one. A class that does not derive from AECEnv may lack `agent_iter`."""
+    return hasattr(environment, "agent_iter") or hasattr(environment, "last")
 
 
 def one_player() -> ConductorError:

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 from pettingzoo.test import api_test
 
+from governor.episodes.players import assignment
 from tests.support.in_process_commands import turns
 from tests.support.reasons import without_place
 from tests.support.recorded_steps import rows
@@ -137,6 +138,12 @@ async def test_a_fault_is_a_failed_episode_and_names_the_player(harness, more, r
     command = await harness.apart(turns(**more))
     apart, _ = await harness.play(name="outer", episodes=1, incarnation=2, **command)
     assert (apart[0].outcome, apart[0].reason) == ("failed", records[0].reason)
+
+
+@pytest.mark.parametrize("name", ["agent_iter", "last"])
+def test_a_class_with_one_of_the_methods_of_aec_takes_turns(name):
+    assert assignment.takes_turns(type("Own", (), {name: lambda _: None})())
+    assert not assignment.takes_turns(type("Own", (), {"reset": lambda _: None})())
 
 
 async def test_pettingzoos_own_test_accepts_the_game(harness):
