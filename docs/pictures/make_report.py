@@ -31,7 +31,7 @@ def picture(url: str, file: Path, *, section: str) -> None:
         page.goto(url)
         for each in page.query_selector_all("main section"):
             each.scroll_into_view_if_needed()
-            page.wait_for_function("box => box.children.length > 1", arg=each)
+            each.wait_for_selector("h2 ~ *", state="attached")
         page.evaluate("id => document.getElementById(id).scrollIntoView()", section)
         page.wait_for_timeout(500)
         page.screenshot(path=file)

@@ -136,8 +136,7 @@ def test_ten_thousand_episodes_and_tasks_open_at_once_sort_and_filter(visit):
         page.click("#episodes th:nth-child(3) button")
         found["highest"] = page.get_attribute("#episodes tbody tr:nth-child(1) td:nth-child(3)", "title")
         page.evaluate("document.querySelector('#episodes .grid').scrollTop = 1e9")
-        page.wait_for_function("document.querySelector('#episodes tbody').innerText.includes('0')")
-        page.wait_for_timeout(100)
+        page.wait_for_selector("#episodes tr[aria-rowindex='10001']")
         found["last"] = page.query_selector_all("#episodes tbody tr:not([aria-hidden])")[-1].get_attribute("aria-rowindex")
         scrolled(page)
         """,
@@ -351,7 +350,7 @@ def test_a_section_that_changes_keeps_where_its_reader_was(playwright):
             ]''')
             found["before"] = look()
             page.evaluate("fetch('next')")
-            page.wait_for_function("document.querySelector('#episodes [role=status]').innerText.includes('10,001')")
+            page.wait_for_selector("#episodes [role=status]:has-text('10,001')")
             found["after"] = look()
             """,
         )
