@@ -55,7 +55,7 @@ function lineChart(root, lines, options) {
       scales: { x: { time: false }, y: options.fromZero ? { range: (_, low, high) => [0, high > 0 ? high * 1.05 : 1] } : {} },
       axes: [
         { ...axis, values: (_, values) => short(values, options.formatX ?? formatNumber) },
-        { ...axis, size: 62, values: (_, values) => short(values, options.formatY ?? formatNumber) },
+        { ...axis, size: 62, ...(options.stepsY ? { incrs: options.stepsY } : {}), values: (_, values) => short(values, options.formatY ?? formatNumber) },
       ],
       cursor: { drag: { x: true, y: false } },
     },

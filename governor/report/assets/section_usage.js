@@ -1,5 +1,8 @@
 // Processors and memory over time, by conductor.
 
+/** Steps of an axis of bytes: its labels are whole KiB, MiB. */
+const BINARY = Array.from({ length: 50 }, (_, power) => 2 ** power);
+
 register({
   id: "usage",
   title: "Processors and memory",
@@ -20,7 +23,7 @@ register({
       const plot = element("div");
       charts.append(element("figure", {}, element("figcaption", { text: title }), plot));
       const lines = names.map((name, index) => ({ label: name, x: usage.at, y: usage.conductors[name][key], color: index }));
-      context.state.charts.push(lineChart(plot, lines, { x: "time", formatX: formatSeconds, formatY: format, fromZero: true, label: title }));
+      context.state.charts.push(lineChart(plot, lines, { x: "time", formatX: formatSeconds, formatY: format, fromZero: true, label: title, stepsY: key === "memory" ? BINARY : undefined }));
     }
   },
 });
