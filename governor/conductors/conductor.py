@@ -149,6 +149,18 @@ def refused(reason: str) -> Refused:
 async def main(payload: bytes) -> int:
     """Runs a conductor process, from its `ConductorSpec` to its exit code."""
     spec = decode_spec(payload)
+    set_up(spec)
+    closing = asyncio.Event()
+    flushing = asyncio.create_task(flush_output(), name="conductor.flush_output")
+    try:
+        return await _run(spec, closing)
+    finally:
+        flushing.cancel()
+        await flush_closed(timeout=FLUSH_SECONDS)
+
+
+def set_up(spec: ConductorSpec) -> None:
+    """Log and output of this process, which is a conductor or one that it has started, for user code."""
     logs.configure(
         log_format=spec.log_format,
         level=spec.log_level,
@@ -159,13 +171,6 @@ async def main(payload: bytes) -> int:
         incarnation=spec.incarnation,
     )
     capture.take_handlers("asyncio")
-    closing = asyncio.Event()
-    flushing = asyncio.create_task(_flush_output(), name="conductor.flush_output")
-    try:
-        return await _run(spec, closing)
-    finally:
-        flushing.cancel()
-        await flush_closed(timeout=FLUSH_SECONDS)
 
 
 def _capture_output(spec: ConductorSpec) -> TextIO | None:
@@ -182,7 +187,7 @@ def _capture_output(spec: ConductorSpec) -> TextIO | None:
     return os.fdopen(former, "w", encoding="utf-8", errors="backslashreplace", buffering=1)
 
 
-async def _flush_output() -> None:
+async def flush_output() -> None:
     """A line that is not over is seen soon, too."""
     while True:
         await asyncio.sleep(HELD_SECONDS)

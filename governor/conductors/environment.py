@@ -1,45 +1,41 @@
-"""Environment conductor: keeps a pool of environments and leases them; steps arrive on each one's direct socket.
+"""Environment conductor: keeps a pool of environments, a process each, and leases them; steps arrive on each one's direct socket.
 
 The service `environment.<uid>.<name>` answers `control.Acquire` and `control.Release`. Settings: `entry`, `params`,
-`wrappers`, `pool`, `vector`. User code runs in one daemon thread for each environment, never in the event loop.
+`wrappers`, `pool`, `vector`, `liveness`. It runs no user code: its processes do (`environment_process`).
 """
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from governor.conductors.conductor import Conductor
-from governor.episodes.context import Context
 from governor.episodes.remote import control
-from governor.episodes.remote.environment_host import EnvironmentHost
-from governor.episodes.remote.environment_pool import EnvironmentPool
-from governor.messages.commands import Wrapper
+from governor.episodes.remote.environments.messages import Order
+from governor.episodes.remote.environments.pool import LIVENESS_SECONDS, EnvironmentPool
+from governor.messages import encode
+from governor.processes import process
 
 if TYPE_CHECKING:
+    import socket
+
     from governor.messages import ConductorSpec
     from governor.messages.link import Link
+
+TARGET: Final = "governor.conductors.environment_process:main"
 
 
 class EnvironmentConductor(Conductor):
     def __init__(self, *, spec: ConductorSpec, link: Link) -> None:
         super().__init__(spec=spec, link=link)
-        settings = spec.settings
-        new_host = partial(
-            EnvironmentHost,
-            entry=settings["entry"],
-            params=settings.get("params", {}),
-            wrappers=[Wrapper.model_validate(each) for each in settings.get("wrappers", ())],
-            vector=settings.get("vector", 1),
-            context=Context(run_id=spec.uid, run_folder=Path(spec.run_folder), name=spec.name),
-        )
         self.pool = EnvironmentPool(
-            new_host,
-            size=settings.get("pool", 1),
+            self._start_process,
+            size=spec.settings.get("pool", 1),
             name=f"{spec.name}.{spec.incarnation}",
+            plain=spec.name.removeprefix("environment."),
             folder=Path(spec.socket_folder),
             on_lost=self.fail,
+            liveness=spec.settings.get("liveness", LIVENESS_SECONDS),
         )
 
     async def prepare(self) -> dict[str, Any]:
@@ -59,3 +55,7 @@ class EnvironmentConductor(Conductor):
                 return await self.while_alive(self.pool.acquire(wanted))
             case control.Release():
                 return await self.pool.release(wanted)
+
+    async def _start_process(self, name: str, path: Path, connection: socket.socket) -> process.ChildProcess:
+        order = Order(spec=self.spec, name=name, path=str(path))
+        return await process.start(name=name, target=TARGET, payload=encode(order), connection=connection)

@@ -1,6 +1,7 @@
 """The child's side of `process.start`: the one target that every child process runs.
 
 Rules:
+* The process marks itself before anything else.
 * The target is named, and imported here: the daemon never imports it, hence neither Ray nor user code.
 * The process exits by `os._exit`: no thread, finalizer or executor can delay that.
 * Exit code: what the target returns (None is 0); a target that raises or cannot be imported ends in 70, with its
@@ -11,24 +12,28 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import sys
 import traceback
 from importlib import import_module
+from multiprocessing import util
 from typing import TYPE_CHECKING, NoReturn
 
 from governor.errors import ExitCode
-from governor.processes import kill_tree, prctl
+from governor.processes import forkserver, kill_tree, prctl, preload
 
 if TYPE_CHECKING:
+    import socket
+
     from aiomultiprocess.types import Unit
 
 
-async def run_target(target: str, payload: bytes, mark: int) -> int | None:
-    """Marks this process, then imports `module:function` and awaits it with the payload."""
-    kill_tree.mark_self(mark)
+async def run_target(target: str, payload: bytes, connection: socket.socket | None) -> int | None:
+    """Imports `module:function` and awaits it with the payload, and with the connection if there is one."""
     module, _, function = target.partition(":")
-    code: int | None = await getattr(import_module(module), function)(payload)
+    more = [] if connection is None else [connection]
+    code: int | None = await getattr(import_module(module), function)(payload, *more)
     return code
 
 
@@ -37,6 +42,9 @@ def enter(unit: Unit) -> NoReturn:
     code: int = ExitCode.INTERNAL
     try:
         prctl.name_process(multiprocessing.current_process().name)
+        kill_tree.mark_self(unit.kwargs.pop("mark"))
+        if unit.kwargs.pop("starts_processes"):
+            keep_copy()
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
         code = loop.run_until_complete(unit.target(*unit.args, **unit.kwargs)) or 0
@@ -51,3 +59,18 @@ def enter(unit: Unit) -> NoReturn:
             except (OSError, ValueError):
                 continue  # its reader is gone
         os._exit(code & 0xFF)
+
+
+def keep_copy() -> None:
+    """Keeps a copy of this process as its own forkserver: it is as warm. Call it before there are threads. If it fails, the first
+    `process.start` starts another one.
+    """
+    multiprocessing.forkserver.set_forkserver_preload([])
+    spawn, util.spawnv_passfds = util.spawnv_passfds, preload.run_in_copy
+    try:
+        multiprocessing.forkserver.ensure_running()
+    except OSError:
+        return
+    finally:
+        util.spawnv_passfds = spawn
+    forkserver.use_copy()

@@ -28,13 +28,13 @@ from typing import TYPE_CHECKING, Any, Final
 from governor import logs
 from governor.errors import ForkserverDied, ProcessError
 from governor.processes import open_files
-from governor.processes.preload import LOAD_SIGNAL, ORDER_VARIABLE, Order, read_report
+from governor.processes.preload import LOAD_SIGNAL, ORDER_VARIABLE, Order, environment, read_report
 from governor.processes.raw_output import RawOutput
 from governor.processes.readiness import is_readable, readable
 from governor.processes.silence import TICK_SECONDS, SilenceTimer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 PRELOAD: Final = (
     "numpy",
@@ -45,6 +45,7 @@ PRELOAD: Final = (
     "transport.broker",
     "governor.conductors.conductor",
     "governor.conductors.environment",
+    "governor.conductors.environment_process",
     "governor.conductors.agent",
     "governor.conductors.simulation",
 )
@@ -106,6 +107,10 @@ class Forkserver:
             why = f"not ready within {within:g} s; its imports hang, or it cannot import {Order.__module__}"
             await self._kill(why)
             raise self._error()
+
+    def is_copy(self) -> None:
+        """It is a copy of this process, and has nothing to report."""
+        self._awaited, self.failures = 0, {}
 
     def load_ray(self) -> None:
         """Has a warm one import Ray, once; returns at once. It forks nothing meanwhile, but finishes a fork first: else who
@@ -263,6 +268,19 @@ async def warm(*, timeout: float = WARM_SECONDS, ray: bool = False) -> Forkserve
     return server
 
 
+def use_copy() -> None:
+    """The process that multiprocessing has started is a copy of this one (`child.keep_copy`), so it is warm."""
+    global _server  # noqa: PLW0603 - see warm_up
+    _server = Forkserver(
+        pid=_helper._forkserver_pid,  # noqa: SLF001 - see _helper
+        receiver=socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM),
+        secret="",
+        output=RawOutput(Path(os.devnull, "none"), event="forkserver.log"),
+    )
+    _server.is_copy()
+    _helper.ensure_running = _do_nothing
+
+
 def shut_down() -> None:
     """Ends the forkserver, with every child that still runs, and multiprocessing's resource tracker; reaps both."""
     global _server  # noqa: PLW0603 - see warm_up
@@ -323,12 +341,12 @@ def _launch() -> Forkserver:
         open_files=open_files.of_conductors(),
     )
     try:
-        with _environment({**changes, ORDER_VARIABLE: order.dump()}):
+        with environment({**changes, ORDER_VARIABLE: order.dump()}):
             forkserver.set_forkserver_preload([Order.__module__])
             resource_tracker.ensure_running()  # as the forkserver would: it unblocks SIGINT
             with _blocked(signal.SIGINT):
                 forkserver.ensure_running()
-        _helper.ensure_running = _do_nothing  # a fork must not start another forkserver
+        _helper.ensure_running = _do_nothing
         pid: int = _helper._forkserver_pid  # noqa: SLF001 - see _helper
         return Forkserver(pid=pid, receiver=receiver, secret=secret, output=output)
     except OSError as error:
@@ -365,7 +383,7 @@ def _blocked(number: signal.Signals) -> Iterator[None]:
 
 
 def _do_nothing() -> None:
-    """Replaces multiprocessing's `ensure_running`, which would start a forkserver without our order."""
+    """Replaces multiprocessing's `ensure_running`: a fork must not start another forkserver, which had no order of ours."""
 
 
 def _place_sockets_in(folder: Path) -> None:
@@ -376,17 +394,3 @@ def _place_sockets_in(folder: Path) -> None:
         util.get_temp_dir()
     finally:
         tempfile.tempdir = before
-
-
-@contextlib.contextmanager
-def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -61,8 +61,13 @@ def new_mark() -> int:
 
 
 def new_child_mark() -> int:
-    """For the next child of this process, below its own mark where that is a daemon's; else below a new one."""
-    return mark_of_child(own_mark() if is_daemon() else new_mark(), next(_numbers))
+    """For the next child of this process, below its own mark where that is a daemon's or that of a daemon's child; else below a
+    new one.
+    """
+    own = own_mark()
+    if own != UNMARKED and not is_daemon() and own == _levels(own)[1]:
+        return mark_of_runner(own, next(_numbers))
+    return mark_of_child(own if is_daemon() else new_mark(), next(_numbers))
 
 
 def mark_of_child(daemon: int, number: int) -> int:

@@ -21,12 +21,13 @@ import signal
 import socket
 import sys
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Final
+from multiprocessing import util
+from typing import TYPE_CHECKING, Any, Final
 
 from governor.processes import prctl, raw_output
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 ORDER_VARIABLE: Final = "GOVERNOR_FORKSERVER"
 LOAD_SIGNAL: Final = signal.SIGUSR1
@@ -63,6 +64,21 @@ class Order:
         return json.dumps(asdict(self))
 
 
+@contextlib.contextmanager
+def environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """With these variables, in which a forkserver finds its order."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 def read_report(datagram: bytes, secret: str) -> dict[str, str] | None:
     """The modules that a forkserver could not import, with their errors; None for a datagram from another process: others
     can find the address, but not the secret.
@@ -75,6 +91,7 @@ def read_report(datagram: bytes, secret: str) -> dict[str, str] | None:
         return None
 
 
+_spawn = util.spawnv_passfds
 _forkserver = 0
 _in_conductor = False
 
@@ -143,6 +160,25 @@ def _after_fork() -> None:
     signal.signal(LOAD_SIGNAL, signal.SIG_DFL)
     prctl.die_with_parent(expected=_forkserver)
     os.setpgid(0, 0)
+
+
+def run_in_copy(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:  # noqa: ARG001 - as multiprocessing has it
+    """Replaces multiprocessing's `spawnv_passfds`, which runs its command in a new interpreter: runs it in a fork of this process.
+    Returns the pid. The fork is tied to this process as a forkserver is to its daemon, and has a group of its own.
+    """
+    global _forkserver, _in_conductor  # the fork is a forkserver again
+    parent = os.getpid()
+    if pid := os.fork():
+        return pid
+    try:
+        util.spawnv_passfds = _spawn
+        prctl.die_with_parent(expected=parent)
+        prctl.name_process("gov-forkserver")
+        os.setpgid(0, 0)
+        _forkserver, _in_conductor = os.getpid(), False
+        exec(args[-1], {})  # noqa: S102 - the command is multiprocessing's own
+    finally:
+        os._exit(1)
 
 
 def _report(order: Order, failures: dict[str, str]) -> None:

@@ -17,7 +17,7 @@ import multiprocessing.process
 import os
 import signal
 from types import SimpleNamespace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import aiomultiprocess
 import aiomultiprocess.core
@@ -38,6 +38,9 @@ from governor.processes.identity import (
     zombie_exit_code,
 )
 from governor.processes.readiness import is_readable, readable
+
+if TYPE_CHECKING:
+    import socket
 
 __all__ = ["PRELOAD", "ChildProcess", "shut_down", "start", "warm", "warm_up"]
 
@@ -145,14 +148,27 @@ class ChildProcess:
             os.killpg(self.pid, signal.SIGKILL)
 
 
-async def start(*, name: str, target: str, payload: bytes, ray: bool = False) -> ChildProcess:
+async def start(
+    *,
+    name: str,
+    target: str,
+    payload: bytes,
+    connection: socket.socket | None = None,
+    ray: bool = False,
+    starts_processes: bool = False,
+) -> ChildProcess:
     """Starts `async def function(payload: bytes) -> int | None`, named `module:function`, in a child process; `ray`: it needs Ray.
+    `connection`: the child gets a duplicate of it as second argument. `starts_processes`: it will call `start` itself, and keeps a
+    copy of itself as its forkserver.
 
     Takes some milliseconds when the forkserver is warm (`warm`). Raises ForkserverDied, ProcessError off the main thread or when
     no child can be started. A start that is cancelled leaves no child behind.
     """
     server = await warm(ray=ray)
-    starting = asyncio.create_task(_spawn(server, name, target, payload), name=f"start {name}")
+    work = {"mark": _new_mark(), "starts_processes": starts_processes}
+    starting = asyncio.create_task(
+        _spawn(server, name, (target, payload, connection), work), name=f"start {name}"
+    )
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
@@ -163,13 +179,21 @@ async def start(*, name: str, target: str, payload: bytes, ray: bool = False) ->
         raise
 
 
-async def _spawn(server: Forkserver, name: str, target: str, payload: bytes) -> ChildProcess:
+def _new_mark() -> int:
+    """One that no child has: those of a process that is a child itself are few (`kill_tree`)."""
+    while (mark := kill_tree.new_child_mark()) in {child.mark for child in _children}:
+        pass
+    return mark
+
+
+async def _spawn(
+    server: Forkserver, name: str, args: tuple[object, ...], work: dict[str, int]
+) -> ChildProcess:
     # Else aiomultiprocess starts a SyncManager: it blocks the loop, outlives the daemon, and is used by its Worker alone.
     aiomultiprocess.core._manager = SimpleNamespace(Namespace=SimpleNamespace)  # noqa: SLF001 - a test watches the name
     aiomultiprocess.set_start_method("forkserver")
-    mark = kill_tree.new_child_mark()
     process = aiomultiprocess.Process(
-        name=name, target=child.run_target, args=(target, payload, mark), process_target=child.enter
+        name=name, target=child.run_target, args=args, kwargs=work, process_target=child.enter
     )
 
     def fork() -> None:
@@ -184,7 +208,7 @@ async def _spawn(server: Forkserver, name: str, target: str, payload: bytes) -> 
     except (ProcessError, OSError) as error:
         raise ProcessError(f"cannot start {name}: {text_of(error)}") from error
     try:
-        started = ChildProcess(process=process, server=server, mark=mark)
+        started = ChildProcess(process=process, server=server, mark=work["mark"])
     except OSError as error:  # no descriptor is left to watch it
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)

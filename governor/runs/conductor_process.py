@@ -106,6 +106,8 @@ class ConductorProcess:
         if needs_ray:
             (await process.warm()).load_ray()  # while its head starts
             settings = {**settings, "ray": await context.ray.settings()}
+        if effect.kind == "environment":
+            settings = {**settings, "liveness": run.assignment.run.deadlines.liveness}
         spec = ConductorSpec(
             uid=run.uid,
             name=effect.conductor,
@@ -124,7 +126,11 @@ class ConductorProcess:
         )
         run.reports.open(self._name, self.incarnation)
         return await process.start(
-            name=f"{run.uid}.{self._name}", target=TARGET, payload=encode(spec), ray=needs_ray
+            name=f"{run.uid}.{self._name}",
+            target=TARGET,
+            payload=encode(spec),
+            ray=needs_ray,
+            starts_processes=effect.kind == "environment",
         )
 
     async def _interrupt_if_disk_full(self) -> None:

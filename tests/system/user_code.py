@@ -79,6 +79,14 @@ class Leaves:
         return 0, 1.0, self.steps == 5, False, {}
 
 
+class LeavesAtOnce(Leaves):
+    """Likewise, in the second step of each episode."""
+
+    def step(self, action):
+        self.resets = 3
+        return super().step(action)
+
+
 class FiveSteps:
     """Each episode has five steps."""
 

@@ -78,13 +78,14 @@ class Busy(Control, frozen=True):
 
 class Release(Control, frozen=True):
     """Ends a lease. With `renew` the environment is built anew; `hung` is the reason why it did not answer, for an environment
-    that is to be abandoned and replaced. `due` are the slots of a vector whose deadline has passed: the release takes effect
+    that is to be killed and replaced; `lost`: its process has ended the connection. `due` are the slots of a vector whose deadline has passed: the release takes effect
     only if the vector runs the code of one of them, else the answer is `NotExpired`.
     """
 
     lease: str
     renew: bool = False
     hung: str = ""
+    lost: bool = False
     due: tuple[int, ...] = ()
 
 
@@ -132,7 +133,7 @@ class Copy(Control, frozen=True):
 
 class Accepted(Control, frozen=True):
     """Answer to `Release`, `ReportHang` and `Copy`. `slot` is the slot of a vector whose code hangs, if known; `stack`: where the
-    code that hangs is, with its place as of a reason.
+    code that hangs is, with its place as of a reason; how a process has ended that was `lost`.
     """
 
     slot: int | None = None

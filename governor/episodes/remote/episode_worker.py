@@ -2,7 +2,7 @@
 
 Rules:
 1. Every episode that began is recorded once, with its outcome. A fault affects one episode.
-2. When a conductor exits, or an environment of a vector hangs, the unfinished episodes are played again, each in its slot with
+2. When an environment's process or a conductor exits, or an environment of a vector hangs, the unfinished episodes are played again, each in its slot with
    the same index and seed: an exit counts as an attempt, a neighbour's hang does not. After `MAX_ATTEMPTS` an episode is
    `crashed`. Such an exit alone is not a failure.
 3. After a deadline and `SETTLE_SECONDS`, a peer hangs if it runs the code of that very slot; else the other slots keep their
@@ -46,9 +46,13 @@ log = logs.get_logger()
 
 
 class RoundLost(Exception):
-    """The round did not finish: its unfinished episodes are played again. The channel is closed or dropped already. The text is
-    the reason, if a conductor exited; else it is empty.
+    """The round did not finish: its unfinished episodes are played again. The channel is closed or dropped already. `reason` is that,
+    if a process exited; else it is empty.
     """
+
+    def __init__(self, reason: str = "") -> None:
+        self.reason = reason
+        super().__init__(reason)
 
 
 class EpisodeWorker(RemoteWorker):
@@ -77,7 +81,7 @@ class EpisodeWorker(RemoteWorker):
                 if not self._play_round():
                     break
             except RoundLost as lost:
-                self._play_again(str(lost))
+                self._play_again(lost.reason)
             self._reports.send_due()
         self._reports.drain()
 
@@ -248,10 +252,10 @@ class EpisodeWorker(RemoteWorker):
         try:
             answer = self._wait_for_answer(channel, request, asked)
         except PeerLost:
-            self._drop_lost(channel)
+            reason = self._drop_lost(channel)
             for attempt in [attempt for attempt in asked if attempt.deadline <= monotonic()]:
                 self._end(attempt, "timed_out", self._overdue_reason)
-            raise RoundLost(f"the conductor of {channel.name} exited") from None
+            raise RoundLost(reason) from None
         if type(answer) is kind:
             return answer
         reason = Reason(f"wire: {type(answer).__name__} where {kind.__name__} was due")

@@ -1,8 +1,8 @@
 """A worker of a simulation: a thread that leases one environment, or a vector of them, and has a session with each agent.
 
 Rules:
-1. If the conductor of its environment or agent exits, or its user code holds Python's lock, the worker asks for another one
-   until it is there: its death, its restart, and the build of its environments or its agent take `return_seconds` at most.
+1. If the process of its environment or the conductor of its agent exits, the worker asks for another one until it is there: its
+   death, its restart, and the build of the environment or the agent take `return_seconds` at most.
 2. After a deadline or a stop, a pending answer may take `SETTLE_SECONDS` more (`episode_worker`); after that the environment
    is released as hung, or the agent's conductor is notified.
 """
@@ -252,20 +252,24 @@ class RemoteWorker(ABC):
             self._resets = self.simulation.resets
             self._drop_environment(renew=True)
 
-    def _drop_lost(self, channel: RequestChannel) -> None:
-        if channel is self._environment:
-            channel.close()
-            self._environment = None
-        else:
+    def _drop_lost(self, channel: RequestChannel) -> Reason:
+        """Drops a channel whose peer is gone. Returns who is gone, and how it ended if that is known."""
+        reason = f"the conductor of {channel.name} exited"
+        if channel is not self._environment:
             self._drop_agent(channel)
+            return Reason(reason)
+        answer = self._drop_environment(lost=True)
+        if isinstance(answer, control.Accepted) and answer.place:
+            return Reason(f"the process of {channel.name} exited: {answer.place}", answer.stack)
+        return Reason(reason)
 
     def _drop_environment(
-        self, *, renew: bool = False, hung: str = "", due: tuple[int, ...] = ()
+        self, *, renew: bool = False, hung: str = "", lost: bool = False, due: tuple[int, ...] = ()
     ) -> control.ControlAnswer | None:
         channel = self._environment
         if channel is None:
             return None
-        release = control.Release(lease=channel.identity, renew=renew, hung=hung, due=due)
+        release = control.Release(lease=channel.identity, renew=renew, hung=hung, lost=lost, due=due)
         answer = self._send(self._environment_service, release)
         if not isinstance(answer, control.NotExpired):
             channel.close()

@@ -18,6 +18,7 @@ from governor.episodes.records import state_file
 from governor.messages import Done, EpisodeEnded, PartEndedReport, StartSimulation, encode
 from governor.messages.link import RecordingLink
 from governor.output import attribution, spool
+from governor.processes import process as processes
 from tests.support.conductor_specs import conductor_spec
 from tests.support.figures import with_done
 from tests.support.in_process_commands import WORLDS, inside, vector
@@ -164,8 +165,16 @@ def socket_files(folder):
     return sorted(path.name for path in folder.iterdir() if path.is_socket())
 
 
+@pytest.fixture(scope="session")
+def forkserver():
+    """For the processes of environments, of all tests."""
+    processes.warm_up()
+    yield
+    processes.shut_down()
+
+
 @pytest.fixture
-async def harness(monkeypatch):
+async def harness(forkserver, monkeypatch):
     monkeypatch.syspath_prepend(WORLDS)
     with tempfile.TemporaryDirectory(prefix="ep-") as name:
         folder = Path(name)

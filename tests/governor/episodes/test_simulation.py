@@ -41,16 +41,15 @@ async def test_an_agent_that_cannot_be_built_ends_the_part(harness):
     assert without_place(end.first_failure) == "agent 'walk_world:Agent' does not start: ValueError: no brain"
 
 
-@pytest.mark.parametrize("fault", ["sleep", "spin"])
+@pytest.mark.parametrize("fault", ["sleep", "spin", "hold"])
 async def test_a_hung_environment_times_out_and_is_replaced(harness, fault):
     await harness.pair(fault=fault, flag=str(harness.folder / "flag"))
     records, end = await harness.play(episodes=3, episode_timeout=0.5)
     assert outcomes(records) == ["timed_out", "terminated", "terminated"]
     assert without_place(records[0].reason) == "longer than 0.5 s, and environment 'lake' hangs"
-    assert 0.5 <= records[0].seconds < 2.0
+    assert 0.5 <= records[0].seconds < 2.5
     assert end.failures == 1
-    hanging = harness.conductors["environment.lake"].pool.hanging
-    assert len(hanging) == (1 if fault == "sleep" else 0)  # pure Python is interrupted, a sleep is not
+    assert not harness.failures["environment.lake"].done()
 
 
 async def test_a_slow_environment_is_not_taken_for_a_hung_one(harness):
@@ -62,11 +61,11 @@ async def test_a_slow_environment_is_not_taken_for_a_hung_one(harness):
     assert pool._idle == [before]
 
 
-async def test_when_too_many_environments_hang_the_conductor_gives_up(harness):
+async def test_environments_that_hang_again_and_again_cost_their_episodes_alone(harness):
     await harness.pair(fault="sleep")
-    controller = await harness.start("simulation")
-    await controller.perform(harness.command(episodes=9, episode_timeout=0.1))
-    assert "4 environments hang" in await asyncio.wait_for(harness.failures["environment.lake"], 20)
+    records, end = await harness.play(episodes=6, episode_timeout=0.1)
+    assert (outcomes(records), end.failures) == (["timed_out"] * 6, 6)
+    assert not harness.failures["environment.lake"].done()
 
 
 async def test_a_hung_agent_makes_its_conductor_give_up(harness):
@@ -234,12 +233,12 @@ async def test_a_pool_that_cannot_start_says_why(harness, entry, reason):
 
 async def test_a_killed_environment_conductor_is_waited_for_and_the_episode_played_again(harness):
     flag = str(harness.folder / "flag")
-    settings = {"entry": "walk_world:Walk", "params": {"fault": "die", "flag": flag}, "pool": 1}
+    settings = {"entry": "walk_world:Walk", "params": {"fault": "orphan", "flag": flag}, "pool": 1}
     child = harness.spawn("environment.lake", **settings)
     await harness.start("agent.walker", entry="walk_world:Agent", params={})
     controller = await harness.start("simulation")
     await controller.perform(harness.command(episodes=3))
-    assert await asyncio.to_thread(child.wait, 20) == 9
+    assert await asyncio.to_thread(child.wait, 20) == -9
     (harness.folder / "environment.lake.1.0").unlink()
     harness.spawn("environment.lake", incarnation=2, **settings)
     records, end = await harness.end()

@@ -153,16 +153,16 @@ async def test_pause_holds_the_next_episode_until_the_phase_is_started_again(har
 @EACH
 @pytest.mark.usefixtures("one_by_one")
 async def test_reset_builds_the_environments_anew_and_goes_on(harness, monkeypatch, transport):
-    walk_world = import_module("walk_world")  # the conductors are in this process
-    monkeypatch.setattr(walk_world.Built, "times", 0)
-    monkeypatch.setattr(walk_world.BuiltAgent, "times", 0)
-    command = await harness.stage(transport, size=2, entry="walk_world:Built", agent="walk_world:BuiltAgent")
+    agent, built = import_module("walk_world").BuiltAgent, harness.folder / "built"
+    monkeypatch.setattr(agent, "times", 0)  # its conductor is in this process
+    more = {"entry": "walk_world:Built", "agent": "walk_world:BuiltAgent", "log": str(built)}
+    command = await harness.stage(transport, size=2, **more)
     records, end = await harness.play(episodes=40, flow="RESET", **command)
     assert outcomes(records) == ["terminated"] * 40
     assert end.end == "max_episodes"
     assert harness.state()["learned"] == 200
-    assert walk_world.Built.times > 2
-    assert walk_world.BuiltAgent.times == 1
+    assert built.stat().st_size > 2
+    assert agent.times == 1
     assert "episodes_played_again" not in end.metrics
 
 

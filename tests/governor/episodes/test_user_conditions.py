@@ -42,18 +42,17 @@ async def test_max_episodes_termination_condition(harness, transport):
 
 
 @EACH
-async def test_agent_objective_termination_condition(harness, monkeypatch, transport):
+async def test_agent_objective_termination_condition(harness, transport):
     """RESET after each episode, and the end of the phase: the condition's own window is seen on both levels."""
-    walk_world = import_module("walk_world")
-    monkeypatch.setattr(walk_world.Built, "times", 0)
-    command = await harness.stage(transport, entry="walk_world:Built")
+    built = harness.folder / "built"
+    command = await harness.stage(transport, entry="walk_world:Built", log=str(built))
     until = (Until(steps=10**6), rule("AgentObjective", window=6, at_least=5.0))
     records, end = await harness.play(episodes=500, until=until, **command)
     ended = [record for record in records if record.outcome == "terminated"]
     assert len(ended) == 6 if transport in {"conductors", "in_process"} else 6 <= len(ended) < 16
     assert end.ended_by.startswith("until[1] (conditions_world:AgentObjective): STOP_PHASE after episode ")
     assert {flow.flow for flow in flows(harness)} == {"RESET", "STOP_PHASE"}
-    assert walk_world.Built.times > 4
+    assert built.stat().st_size > 4
 
 
 @ALONE
@@ -265,12 +264,11 @@ async def test_an_error_ends_the_phase_with_its_place_and_traceback(harness, tra
         assert 'conditions_world.py", line' in end.traceback
 
 
-async def test_nothing_is_built_for_a_phase_whose_condition_cannot_be_made(harness, monkeypatch):
-    built = import_module("walk_world").Built
-    monkeypatch.setattr(built, "times", 0)
-    command = await harness.stage("in_process", entry="walk_world:Built")
+async def test_nothing_is_built_for_a_phase_whose_condition_cannot_be_made(harness):
+    built = harness.folder / "built"
+    command = await harness.stage("in_process", entry="walk_world:Built", log=str(built))
     _, end = await harness.play(episodes=50, until=(rule("Bad", how="built"),), **command)
-    assert (end.end, built.times) == ("stopped", 0)
+    assert (end.end, built.exists()) == ("stopped", False)
 
 
 @ALONE

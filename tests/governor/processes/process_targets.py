@@ -157,3 +157,20 @@ import subprocess, time
 print(subprocess.Popen(["sleep", "86400"], start_new_session=True).pid, flush=True)
 time.sleep(86400)
 """
+
+
+async def start_one(payload: bytes) -> None:
+    """Starts a process that reports, and lives as long as it."""
+    from governor.processes import process  # no other target needs it
+
+    child = await process.start(name="own", target="process_targets:answer_and_nap", payload=payload)
+    await child.wait()
+
+
+async def answer_and_nap(payload: bytes) -> None:
+    await answer(payload)
+    await asyncio.Event().wait()
+
+
+async def echo(payload: bytes, connection: socket.socket) -> None:
+    connection.sendall(payload)

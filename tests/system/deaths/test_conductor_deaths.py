@@ -53,29 +53,18 @@ async def test_without_restarts_the_first_death_fails_the_run_with_a_reason_of_o
         assert sum(result.phases[0].episodes.values()) > 0, "what had ended is in the result"
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {},
-        pytest.param({"transport": "in_process"}, marks=pytest.mark.long),
-        pytest.param({"vector": 2}, marks=pytest.mark.long),
-    ],
-    ids=str,
-)
-async def test_the_reason_names_user_code_that_calls_exit_and_its_episode(instance, walk, more):
+@pytest.mark.long
+async def test_the_reason_names_an_environment_in_process_that_calls_exit_and_its_episode(instance, walk):
+    """Through conductors it has a process of its own: `test_environment_deaths`."""
     run = walk(restarts=0, episodes=6)
-    vector = more.get("vector", 1)
-    run["conductors"]["environments"] = {"lake": {"entry": "user_code:Leaves", "vector": vector}}
+    run["conductors"]["environments"] = {"lake": {"entry": "user_code:Leaves"}}
     [phase] = run["phases"]
-    inside = {"transport": "in_process"} if "transport" in more else {}
-    run["phases"] = [{**phase, "simulate": {**phase["simulate"], "workers": 1, **inside}}]
+    run["phases"] = [{**phase, "simulate": {**phase["simulate"], "workers": 1, "transport": "in_process"}}]
     async with instance.serve() as tree:
         uid = await tree.executor.submit(run, folder=instance.folder)
         events, result = await tree.end(uid)
-    conductor = "simulation" if inside else "environment.lake"
-    episode = 4 if vector == 2 else 2  # each of the two copies has played two episodes before
-    exit_call = f"os._exit(3) in environment.step of episode {episode}"
-    assert without_place(result.reason) == f"conductor {conductor} exited with code 3: {exit_call}"
+    exit_call = "os._exit(3) in environment.step of episode 2"
+    assert without_place(result.reason) == f"conductor simulation exited with code 3: {exit_call}"
     [failed] = [event.data for event in events if event.kind == "conductor.failed"]
     assert without_place(failed["reason"]) == exit_call
     assert "in step\n    os._exit(3)" in failed["traceback"]

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from functools import partial
+import socket
 from importlib import import_module
 from time import monotonic
 
@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 from governor.episodes.remote import control, wire
-from governor.episodes.remote.environment_host import EnvironmentHost
-from governor.episodes.remote.environment_pool import EnvironmentPool
 from governor.episodes.remote.request_channel import RequestChannel
 from governor.episodes.rules.seeds import episode_seed
 from governor.episodes.spaces import Discrete
@@ -51,20 +49,41 @@ def channel_to():
     os.close(stop)
 
 
+class Walks:
+    """The processes that come to a place where they are held."""
+
+    def __init__(self, path):
+        self._listener, self._held = socket.create_server(str(path), family=socket.AF_UNIX), []
+        self._listener.settimeout(20)
+
+    async def there(self):
+        """Returns when one more is held."""
+        self._held.append((await asyncio.to_thread(self._listener.accept))[0])
+
+    def let_go(self):
+        while self._held:
+            self._held.pop().close()
+
+    def close(self):
+        self.let_go()
+        self._listener.close()
+
+
 @pytest.fixture
-async def pool(harness):
-    lost = []
-    made = EnvironmentPool(
-        partial(EnvironmentHost, entry="conductor_world:HeldWalk", params={}, vector=2),
-        size=1,
-        name="lake",
-        folder=harness.folder,
-        on_lost=lost.append,
-    )
-    await made.start()
+def walks(tmp_path):
+    made = Walks(tmp_path / "held")
     yield made
-    await made.close()
-    assert lost == []
+    made.close()
+
+
+@pytest.fixture
+async def pool(harness, walks, tmp_path):
+    params = {"held": str(tmp_path / "held")}
+    conductor = await harness.start(
+        "environment.lake", entry="conductor_world:HeldWalk", params=params, vector=2
+    )
+    yield conductor.pool
+    assert not conductor.failed.done()
 
 
 def start_of(index):
@@ -73,6 +92,10 @@ def start_of(index):
 
 def acquire(**more):
     return control.Acquire(**{"owner": "simulation", "incarnation": 1, "worker": 0, "turn": 0, **more})
+
+
+def process_of(pool, lease):
+    return pool._leases[lease.lease].process
 
 
 def ask(channel, kind, *args):
@@ -85,34 +108,33 @@ def ask(channel, kind, *args):
 # -- of a vector, the slot whose time is up --------------------------------------------------------------------
 
 
-async def test_an_environment_that_is_at_another_slot_is_not_given_up(held, pool, channel_to):
-    walk = held("HeldWalk")
+async def test_an_environment_that_is_at_another_slot_is_not_given_up(walks, pool, channel_to):
     lease = await pool.acquire(acquire())
     channel = channel_to(lease.endpoint, lease.lease)
     await ask(channel, wire.ResetManyFrame, [0, 1], [3, 4])
     stepped = ask(channel, wire.StepManyFrame, [0, 1], np.array([0, 1]))
-    assert await asyncio.to_thread(walk.there.wait, 20)
+    await walks.there()
+    pid = process_of(pool, lease).pid
     late = control.Release(lease=lease.lease, hung="late", due=(0,))
     assert await pool.release(late) == control.NotExpired()
-    walk.let_go()
+    walks.let_go()
     assert (await stepped).rewards == [0.0, 1.0]
-    assert pool.hanging == []
+    assert process_of(pool, lease).pid == pid
 
 
-async def test_an_environment_that_is_at_a_slot_that_is_due_is_given_up(held, pool, channel_to):
-    walk = held("HeldWalk")
+async def test_an_environment_that_is_at_a_slot_that_is_due_is_given_up(walks, pool, channel_to):
     lease = await pool.acquire(acquire())
     channel = channel_to(lease.endpoint, lease.lease)
     await ask(channel, wire.ResetManyFrame, [0, 1], [3, 4])
     stepped = ask(channel, wire.StepManyFrame, [0, 1], np.array([0, 1]))
-    assert await asyncio.to_thread(walk.there.wait, 20)
+    await walks.there()
+    process = process_of(pool, lease)
     late = control.Release(lease=lease.lease, hung="late", due=(0, 1))
     released = await pool.release(late)
     assert (released.slot, bool(released.place), bool(released.stack)) == (1, True, True)
-    assert pool.hanging == ["late"]
     other = await asyncio.wait_for(pool.acquire(acquire(turn=1)), 20)
     assert other.endpoint != lease.endpoint
-    walk.let_go()
+    assert (process.ended.is_set(), process.exit_reason) == (True, "SIGKILL")
     await asyncio.gather(stepped, return_exceptions=True)
 
 
@@ -196,22 +218,19 @@ async def test_a_save_that_times_out_is_the_parts_failure(harness, held, monkeyp
 
 @pytest.mark.parametrize("later", [{"incarnation": 2}, {"turn": 1}])
 async def test_a_later_holder_gets_another_environment_than_the_one_that_still_hangs(
-    held, pool, channel_to, later
+    walks, pool, channel_to, later
 ):
-    walk = held("HeldWalk")
     lease = await pool.acquire(acquire())
     channel = channel_to(lease.endpoint, lease.lease)
     await ask(channel, wire.ResetFrame, 3)
     stepped = ask(channel, wire.StepFrame, 1)
-    assert await asyncio.to_thread(walk.there.wait, 20)
+    await walks.there()
     other = await asyncio.wait_for(pool.acquire(acquire(**later)), 20)
     assert other.endpoint != lease.endpoint
     second = channel_to(other.endpoint, other.lease)
     request = wire.ResetFrame(second.next_number(), 3)
     answer = await asyncio.to_thread(second.ask, request, deadline=monotonic() + 20)
     assert isinstance(answer, wire.ObservedFrame)
-    assert len(pool.hanging) == 1
-    walk.let_go()
     await asyncio.gather(stepped, return_exceptions=True)
 
 

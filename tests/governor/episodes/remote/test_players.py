@@ -114,23 +114,27 @@ async def test_a_fault_of_begin_is_that_of_the_episode(harness, way):
 
 
 @pytest.mark.parametrize("who", ["environment.lake", "agent.romeo", "agent.juliet"])
-async def test_an_episode_whose_conductor_exits_is_played_again(harness, who):
+async def test_an_episode_whose_environment_or_agent_exits_is_played_again(harness, who):
+    """That of an environment costs no conductor."""
     dies = {"fault": "exit", "flag": str(harness.folder / "flag")}
     name = who.partition(".")[2]
     params = {"romeo": {}, "juliet": {}} | ({name: dies} if who != "environment.lake" else {})
     more = dies if who == "environment.lake" else {}
     command = turns(agent="turns_world:ByLegalLot", agents=("romeo", "juliet"), params=params, **more)
-    entry = command["made_environment"].entry if name == "lake" else "turns_world:ByLegalLot"
-    child = harness.spawn(who, entry=entry, params=dies)
-    apart = await harness.apart(command, without=who)
+    entry = "turns_world:ByLegalLot"
+    child = harness.spawn(who, entry=entry, params=dies) if name != "lake" else None
+    apart = await harness.apart(command, without=who if child else "")
     controller = await harness.start("simulation")
     await controller.perform(harness.command(**apart))
-    assert await asyncio.to_thread(child.wait, 20) == 3
-    suffix = ".0" if name == "lake" else ""
-    (harness.folder / f"{who}.1{suffix}").unlink()
-    harness.spawn(who, entry=entry, params=dies, incarnation=2)
+    if child:
+        assert await asyncio.to_thread(child.wait, 20) == 3
+        (harness.folder / f"{who}.1").unlink()
+        harness.spawn(who, entry=entry, params=dies, incarnation=2)
     outer, end = await harness.end()
-    (harness.folder / f"{who}.2{suffix}").unlink()
+    if child:
+        (harness.folder / f"{who}.2").unlink()
+    else:
+        assert not harness.failures[who].done()
     assert [(record.index, record.outcome) for record in outer] == [(n, "terminated") for n in range(3)]
     assert (end.failures, end.metrics["episodes_played_again"]) == (0, 1)
     assert on_record(harness, "train")[0] == (0, 0)

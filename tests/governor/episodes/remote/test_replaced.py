@@ -54,18 +54,6 @@ async def test_an_agent_that_hangs_once_costs_its_episode_and_a_restart(harness,
     assert (end.end, end.failures) == ("max_episodes", len(hung))
 
 
-async def test_environments_that_hang_too_often_cost_their_episodes_and_a_restart(harness, monkeypatch):
-    monkeypatch.setattr("governor.episodes.remote.environment_pool.MAX_HUNG_PER_SLOT", 1)
-    params = {"fault": "sleep", "flag": str(harness.folder / "flag")}
-    await harness.pair(**params)
-    asked = asked_again(harness, "environment.lake")
-    playing = asyncio.create_task(harness.play(episodes=3, episode_timeout=1.0, seconds=60))
-    await replaced(harness, "environment.lake", asked=asked, entry="walk_world:Walk", params=params)
-    records, end = await playing
-    assert outcomes(records) == ["timed_out", "terminated", "terminated"]
-    assert (end.end, end.failures) == ("max_episodes", 1)
-
-
 async def test_an_agent_that_hangs_in_a_checkpoint_costs_a_restart_and_no_episode(harness, monkeypatch):
     """Its first state is that of an episode's end, the second one is the checkpoint's."""
     monkeypatch.setattr("governor.episodes.learned.SPARING", 10**6)
@@ -96,31 +84,6 @@ def end_thread(host):
         raise MemoryError("no room")
 
     host._call_soon(fault)
-
-
-async def test_an_environment_whose_thread_has_ended_is_replaced(harness):
-    await harness.pair()
-    pool = harness.conductors["environment.lake"].pool
-    [host] = pool._idle
-    end_thread(host)
-    await asyncio.wait_for(host.ended.wait(), 20)
-    records, end = await harness.play(episodes=2)
-    assert outcomes(records) == ["terminated"] * 2
-    assert "episodes_played_again" not in end.metrics
-    assert (without_place(host.fault), pool._idle[0] is host) == ("MemoryError: no room", False)
-
-
-async def test_an_environment_whose_thread_ends_in_the_middle_costs_no_episode(harness):
-    await harness.pair(fault="slow", length=5)
-    leased = harness.watch_leases()
-    pool = harness.conductors["environment.lake"].pool
-    playing = asyncio.create_task(harness.play(episodes=2))
-    await asyncio.wait_for(leased.wait(), 20)
-    [lease] = pool._leases.values()
-    end_thread(lease.host)
-    records, end = await playing
-    assert outcomes(records) == ["terminated"] * 2
-    assert (end.failures, end.metrics["episodes_played_again"]) == (0, 1)
 
 
 async def test_an_agent_whose_thread_has_ended_is_replaced(harness):

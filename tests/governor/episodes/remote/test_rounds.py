@@ -71,12 +71,12 @@ async def test_a_conductor_that_dies_costs_no_episode(harness, dies):
     worlds = {"entry": "walk_world:Walk", "params": {}, "pool": 1, "vector": 4}
     agents = {"entry": "walk_world:Agent", "params": {}}
     if dies == "environment":
-        worlds["params"] = {"fault": "die", "flag": flag}
+        worlds["params"] = {"fault": "orphan", "flag": flag}
     else:
         agents = {"entry": "walk_world:Dies", "params": {"at": 11, "flag": flag}}
-    name, settings, socket = {
-        "environment": ("environment.lake", worlds, "environment.lake.{}.0"),
-        "agent": ("agent.walker", agents, "agent.walker.{}"),
+    name, settings, socket, code = {
+        "environment": ("environment.lake", worlds, "environment.lake.{}.0", -9),
+        "agent": ("agent.walker", agents, "agent.walker.{}", 9),
     }[dies]
     child = harness.spawn(name, **settings)
     if dies == "environment":
@@ -85,7 +85,7 @@ async def test_a_conductor_that_dies_costs_no_episode(harness, dies):
         await harness.start("environment.lake", **worlds)
     controller = await harness.start("simulation")
     await controller.perform(harness.command(episodes=12, vector=4))
-    assert await asyncio.to_thread(child.wait, 20) == 9
+    assert await asyncio.to_thread(child.wait, 20) == code
     (harness.folder / socket.format(1)).unlink()
     harness.spawn(name, incarnation=2, **settings)
     records, end = await harness.end()

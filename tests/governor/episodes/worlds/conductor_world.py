@@ -1,11 +1,16 @@
-"""Environments and agents for conductors in the test's own process, which may hold them up and look at what they did."""
+"""Agents for conductors in the test's own process, which may hold them up and look at what they did; and environments."""
 
+import os
+import signal
+import socket
+import subprocess
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 from gymnasium.spaces import Box
-from walk_world import Agent, Unlucky, Walk
+from walk_world import Agent, Unlucky, Walk, first_time
 
 
 class Held:
@@ -24,12 +29,18 @@ class Held:
         self.go.wait(30)
 
 
-class HeldWalk(Held, Walk):
-    """In the step with action 1."""
+class HeldWalk(Walk):
+    """In the step with action 1 it connects to the path `held`, and waits until that connection is closed."""
+
+    def __init__(self, *, held):
+        super().__init__()
+        self.held = held
 
     def step(self, action):
         if action:
-            self.hold()
+            with socket.socket(socket.AF_UNIX) as line:
+                line.connect(self.held)
+                line.recv(1)
         return super().step(action)
 
 
@@ -95,3 +106,20 @@ class ManyOneBuffer(OneBuffer):
         self.actions = getattr(self, "actions", np.zeros((9, 1), np.float32))
         self.actions[: len(observations)] = observations
         return self.actions[: len(observations)]
+
+
+class HasChild(Walk):
+    """Starts a process in a session of its own; its pid is a line of the file `log`."""
+
+    def __init__(self, *, log, **more):
+        super().__init__(**more)
+        child = subprocess.Popen(["sleep", "300"], start_new_session=True)
+        with Path(log).open("a") as file:
+            print(child.pid, file=file)
+
+
+class DiesBuilt(Walk):
+    def __init__(self, *, flag=""):
+        super().__init__()
+        if first_time(flag):
+            os.kill(os.getpid(), signal.SIGKILL)

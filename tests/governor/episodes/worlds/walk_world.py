@@ -1,5 +1,6 @@
 """Environments and agents as users write them, also those that misbehave."""
 
+import ctypes
 import os
 import threading
 import time
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import gymnasium
 import numpy as np
+import psutil
 from gymnasium.spaces import Box, Dict, Discrete
 
 
@@ -44,7 +46,7 @@ class Walk:
             return self.go_wrong(normal)
         return normal
 
-    def go_wrong(self, normal):
+    def go_wrong(self, normal):  # noqa: C901  # one line for each fault
         odd = {
             "nan": (0, float("nan"), False, False, {}),
             "shape": (np.zeros(3), 0.0, False, False, {}),
@@ -64,6 +66,14 @@ class Walk:
             case "spin":
                 while True:
                     pass
+            case "hold":  # Python's lock
+                ctypes.PyDLL(None).sleep(30)
+            case "close":
+                os.closerange(3, 100)
+                time.sleep(30)
+            case "orphan":  # its conductor is killed
+                psutil.Process().parents()[1].kill()
+                time.sleep(30)
             case "die":
                 os._exit(9)
         return odd.get(self.fault, normal)
@@ -383,13 +393,12 @@ class Spins(Agent):
 
 
 class Built(Walk):
-    """Counts in the class how often it was built."""
+    """Adds a byte to the file `log` when it is built."""
 
-    times = 0
-
-    def __init__(self):
+    def __init__(self, *, log):
         super().__init__()
-        Built.times += 1
+        with Path(log).open("ab") as file:
+            file.write(b".")
 
 
 class BuiltAgent(Agent):

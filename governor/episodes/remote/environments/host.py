@@ -19,7 +19,7 @@ from governor.episodes.masks import MaskReader
 from governor.episodes.metrics import Reported
 from governor.episodes.players.assignment import has_players
 from governor.episodes.remote import wire
-from governor.episodes.remote.hosted_game import HostedGame
+from governor.episodes.remote.environments.hosted_game import HostedGame
 from governor.episodes.remote.thread_host import ThreadHost
 from governor.episodes.step_info import with_info
 from governor.failures import reason_of
@@ -79,6 +79,10 @@ class EnvironmentHost(ThreadHost):
         exits.set_description(self._describe_current)
         self._attribution.bind()
         reports.bind(self._current_episodes)
+        self.build()
+
+    def build(self) -> None:
+        """For the thread. Raises ConductorError."""
         self._environments = [
             make_environment(self._entry, self._params, self._context, self._wrappers)
             for _ in range(self._vector)
@@ -263,7 +267,12 @@ class EnvironmentHost(ThreadHost):
 
     def _finish(self) -> None:
         self._attribution.end()
-        for environment in self._environments:
+        self.close_environments()
+
+    def close_environments(self) -> None:
+        """For the thread."""
+        environments, self._environments = self._environments, []
+        for environment in environments:
             close = getattr(environment, "close", None)
             if close is not None:
                 with suppress(Exception):  # the environment is discarded: an error of its close has no effect
