@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import bench_broker
 import bench_calls
 import bench_daemon
+import bench_environments
 import bench_failures
 import bench_finalizing
 import bench_growth
@@ -86,6 +87,7 @@ SECTIONS: tuple[tuple[str, Callable[[], list[Row]]], ...] = (
     ("From start to end of a run", bench_runs.measure),
     ("Environment steps, the whole daemon", bench_daemon.measure),
     ("Environment steps, conductors alone", lambda: asyncio.run(bench_steps.measure(2.0))),
+    ("Environments in processes of their own", lambda: asyncio.run(bench_environments.measure(2.0))),
     (
         "Environment steps in process, beside Gymnasium's own loops",
         lambda: asyncio.run(bench_in_process.measure(1.0)),
