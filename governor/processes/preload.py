@@ -173,7 +173,7 @@ def run_in_copy(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int
     try:
         util.spawnv_passfds = _spawn
         prctl.die_with_parent(expected=parent)
-        prctl.name_process("gov-forkserver")
+        prctl.name_process("own-forkserver")
         os.setpgid(0, 0)
         _forkserver, _in_conductor = os.getpid(), False
         exec(args[-1], {})  # noqa: S102 - the command is multiprocessing's own

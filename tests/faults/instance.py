@@ -291,12 +291,12 @@ class Instance:
 def _matches(process: psutil.Process, name: str) -> bool:
     with contextlib.suppress(psutil.Error):
         match name:
-            case "broker":
-                return process.name() == "broker"
+            case "broker" | "raylet" | "gcs_server":
+                return process.name() == name
             case "forkserver":
                 return process.name() == "gov-forkserver"
-            case "raylet" | "gcs_server":
-                return process.name() == name
+            case "environment_process":
+                return process.name().startswith("lake.")
             case "ray_head":
                 return "governor.tasks.cluster.head_process" in process.cmdline()
             case "ray_worker":

@@ -10,14 +10,16 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 CONDUCTORS: Final = ("environment", "agent", "simulation", "tasks")
+WORLD: Final = "environment_process"
+"""The process of an environment, below its conductor."""
 RAY: Final = ("ray_worker", "raylet", "gcs_server", "ray_head")
 INSTANCE: Final = ("guard", "daemon", "broker", "forkserver")
 
 RUNS: Final = {
-    "simulation": frozenset({"environment", "agent", "simulation"}),
+    "simulation": frozenset({"environment", WORLD, "agent", "simulation"}),
     "in_process": frozenset({"simulation"}),
     "tasks": frozenset({"tasks", *RAY}),
-    "both": frozenset({*CONDUCTORS, *RAY}),
+    "both": frozenset({*CONDUCTORS, WORLD, *RAY}),
 }
 """Each kind of run, and its processes besides those of the instance."""
 
@@ -69,7 +71,7 @@ KINDS: Final = (
     *(
         Fault(action, victim)
         for action in ("kill", "stop_short", "stop_long")
-        for victim in (*INSTANCE, *CONDUCTORS, *RAY)
+        for victim in (*INSTANCE, *CONDUCTORS, WORLD, *RAY)
     ),
     *(Fault("term", state) for state in ("pristine", "starting", "running", "finalizing", "stopping")),
     Fault("submit_killed"),
@@ -90,6 +92,7 @@ SHORT_FORM: Final = (
     ("inodes_full", "in_process"),
     ("kill tasks", "both"),
     ("stop_long environment", "simulation"),
+    (f"kill {WORLD}", "simulation"),
     ("kill daemon", "simulation"),
     ("kill guards", "in_process"),
     ("kill broker", "simulation"),

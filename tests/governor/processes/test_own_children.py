@@ -30,7 +30,7 @@ async def family(news):
 async def test_it_starts_processes_from_a_copy_of_itself(family):
     child, report = family
     copy = psutil.Process(report["ppid"])
-    assert (copy.name(), copy.ppid(), os.getpgid(copy.pid)) == ("gov-forkserver", child.pid, copy.pid)
+    assert (copy.name(), copy.ppid(), os.getpgid(copy.pid)) == ("own-forkserver", child.pid, copy.pid)
     assert (report["comm"], report["pgid"]) == ("own", report["pid"])
     assert "wave" in report["modules"], "imported by the forkserver of both"
     assert "process_targets" in report["modules"]

@@ -24,13 +24,13 @@ def unexpected(events):
     return [e.data for e in events if e.kind == "conductor.exited" and not e.data["expected"]]
 
 
-@pytest.mark.parametrize("victim", ["lake.0", "gov-forkserver"])
+@pytest.mark.parametrize("victim", ["lake.0", "own-forkserver"])
 async def test_killed_processes_of_environments_are_replaced_without_a_restart(instance, walk, victim):
     async with instance.serve() as tree:
         uid = await tree.executor.submit(walk(restarts=0), folder=instance.folder)
         await tree.until(uid, "episode.ended")
         before = await processes_of(tree, uid)
-        assert set(before) == {"gov-forkserver", "lake.0", "lake.1"}
+        assert set(before) == {"own-forkserver", "lake.0", "lake.1"}
         before[victim].kill()
         events, result = await tree.end(uid)
         assert result.outcome == "finished", result.reason

@@ -23,7 +23,7 @@ from governor import logs
 from governor.episodes.remote import control
 from governor.episodes.remote.control import Accepted, Acquire, Busy, Failed, Leased, NotExpired, Release
 from governor.episodes.remote.environments.process import CLOSE_SECONDS, EnvironmentExited, EnvironmentProcess
-from governor.errors import ConductorError, GovernorError
+from governor.errors import ConductorError, ForkserverDied, GovernorError
 from governor.failures import reason_of
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ class EnvironmentPool:
                 await process.start()
             except GovernorError as error:
                 self._processes.discard(process)
-                if build == MAX_BUILDS or not isinstance(error, EnvironmentExited):
+                if build == MAX_BUILDS or not isinstance(error, EnvironmentExited | ForkserverDied):
                     raise
             else:
                 return process

@@ -184,13 +184,8 @@ class EnvironmentProcess:
                     self._take(message)
         code = await self._exit_code(child)
         self.exit_reason = self._why(code)
-        log.info(
-            "environment.exited",
-            environment=self.name,
-            pid=child.pid,
-            exit_code=code,
-            reason=self.exit_reason,
-        )
+        told = log.info if code else log.debug
+        told("environment.exited", environment=self.name, pid=child.pid, reason=self.exit_reason)
         if not self._ready.done():
             self._ready.set_exception(
                 EnvironmentExited(self.exit_reason.within("the process of the environment exited"))
