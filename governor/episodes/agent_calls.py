@@ -17,7 +17,7 @@ import numpy as np
 
 from governor.episodes import masks
 from governor.episodes.entries import Abandoned
-from governor.episodes.spaces import Dict, OneOf, Tuple, copier, unstack
+from governor.episodes.spaces import Dict, Discrete, OneOf, Tuple, copier, unstack
 from governor.episodes.transition import NO_EXTRAS
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ class AgentCalls:
         self._action = action
         self._are_pairs = _may_be_pair(action)
         self._conform = copier(action)  # an agent may write its next action over the last one
+        discrete = (action.start, action.start + action.n) if isinstance(action, Discrete) else (0, 0)
+        self._start, self._stop = discrete
+        """An int from the one to below the other is an action as it stands."""
         self._acts: dict[tuple[bool, int, str], Callable[..., Acted]] = {}
         self._act_options = optional_parameters(agent, "act")
         self._many_options = optional_parameters(agent, "act_many")
@@ -63,11 +66,13 @@ class AgentCalls:
         return found
 
     def _make_act(self, explore: bool, worker: int, player: str) -> Callable[..., Acted]:  # noqa: FBT001  # as `act_of`
-        act, conform = self.agent.act, self._conform
+        act, conform, start, stop = self.agent.act, self._conform, self._start, self._stop
         options = _options(self._act_options, worker, player)
 
         def call(observation: Any, mask: Any = None) -> Acted:  # noqa: ARG001  # as `call_with_mask`
             found = act(observation, explore=explore)
+            if found.__class__ is int and start <= found < stop:
+                return found, NO_EXTRAS
             if isinstance(found, tuple):
                 found, extras = self._split(found)
                 return conform(found), extras
@@ -108,8 +113,17 @@ class AgentCalls:
             return [error] * rows
         if type(actions) is np.ndarray and actions.ndim == 1:
             actions = actions.tolist()
+        return self._copied(actions, extras)
+
+    def _copied(
+        self, actions: Sequence[Any], extras: Sequence[Mapping[str, Any]]
+    ) -> list[Acted | BaseException]:
         found: list[Acted | BaseException] = []
+        start, stop = self._start, self._stop
         for action, beside in zip(actions, extras, strict=True):
+            if action.__class__ is int and start <= action < stop:
+                found.append((action, beside))
+                continue
             try:
                 found.append((self._conform(action), beside))
             except Abandoned:

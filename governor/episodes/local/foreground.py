@@ -190,12 +190,13 @@ class _ShownSteps(StepRecorder):
         self._number = 0
 
     def flush(self) -> None:
-        rows = list(self.steps)
+        pending, width = list(self.steps), self.columns.width
         del self.steps[:]
         alone = self.columns.alone
         slots = self.columns.players if alone is None else (("", alone),)
-        for row in rows:
+        for first in range(0, len(pending), width):
             self._number += 1
+            row = pending[first : first + width]
             by_player = row if alone is None else (row,)
             for (name, slot), values in zip(slots, by_player, strict=False):  # a last item is of `info`
                 if values is None:  # the player took no part

@@ -16,7 +16,6 @@ import numpy as np
 
 from governor.episodes.local.execution_context import ACT
 from governor.episodes.spaces import is_array, stack, storage
-from governor.episodes.transition import NO_EXTRAS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from governor.episodes.spaces import SpaceSpec
 
 
-def choose(slots: Sequence[LocalSlot], observed: SpaceSpec) -> list[tuple[Any, ...]]:
-    """For each slot the action, or its fault, the version of the weights, the agent's `learn`, and the extras of the action."""
+def choose(slots: Sequence[LocalSlot], observed: SpaceSpec) -> list[tuple[Any, ...] | BaseException]:
+    """For each slot its fault, or a tuple of the action, the version of the weights, the agent's `learn`, and the action's extras."""
     calls = slots[0].calls
     if calls.act_many is None:
         return [_act(slot) for slot in slots]
@@ -43,22 +42,17 @@ def choose(slots: Sequence[LocalSlot], observed: SpaceSpec) -> list[tuple[Any, .
     for slot in slots:
         slot.context.where = ""
     version, learn = calls.weights.version, calls.learn
-    return [
-        (acted, 0, None, NO_EXTRAS)
-        if isinstance(acted, BaseException)
-        else (acted[0], version, learn, acted[1])
-        for acted in found
-    ]
+    return [(acted[0], version, learn, acted[1]) if isinstance(acted, tuple) else acted for acted in found]
 
 
-def _act(slot: LocalSlot) -> tuple[Any, ...]:
+def _act(slot: LocalSlot) -> tuple[Any, ...] | BaseException:
     context, calls = slot.context, slot.calls
     context.where = ACT
     try:
         act = calls.act if slot.masks is None else slot.masks.asking(calls.act)
         action, extras = act(slot.observation)
     except BaseException as error:  # noqa: BLE001  # user code: any error is this episode's fault
-        return error, 0, None, NO_EXTRAS
+        return error
     finally:
         context.where = ""
     return action, calls.weights.version, calls.learn, extras

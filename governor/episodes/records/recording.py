@@ -1,8 +1,9 @@
 """Steps of episodes in numbers, from the loop that plays them to disk: `Columns` defines a step, `StepRecorder` stores steps.
 
 Rules:
-1. A step costs the loop one tuple in a list, with encodings: later changes of arrays are not recorded. Arrow makes
-   columns of them (`space_columns`) once for each episode, and once every `ROWS` steps of a long one, so memory stays flat.
+1. A step costs the loop its values in a list, with encodings: later changes of arrays are not recorded. All steps share one list
+   without an object for each, so the garbage collector has nothing to look at, and a column is a slice of it. Arrow makes columns of them
+   (`space_columns`) once for each episode, and once every `ROWS` steps of a long one, so memory stays flat.
 2. All of an episode is written to the kernel when `end` returns: it is reported after that.
 3. Values are not checked: the caller has brought them into the form of their spaces (`spaces.observer`).
 """
@@ -172,14 +173,18 @@ class Columns:
         most = _rows_of(sum(slot.row_bytes for slot in slots))
         return min(most, FIRST_ROWS) if self.varies else most
 
-    def batch(self, steps: list[Any]) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
-        """The batch of these rows, and what is to be known of it."""
-        width = 6 if self.alone is not None else len(self.players)
-        columns = _columns(steps, width + bool(self.info))
+    @cached_property
+    def width(self) -> int:
+        """Values of a step, the row of its info among them."""
+        return (6 if self.alone is not None else len(self.players)) + bool(self.info)
+
+    def batch(self, values: list[Any]) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
+        """The batch of the steps with these values, one step after the other, and what is to be known of it."""
+        columns = [values[place :: self.width] for place in range(self.width)]
         if self.alone is not None:
-            arrays = self.alone.arrays(columns[:width])
+            arrays = self.alone.arrays(columns[:6])
         else:
-            pairs = zip(self.players, columns[:width], strict=True)
+            pairs = zip(self.players, columns, strict=False)  # a last one is of `info`
             arrays = [slot.struct(rows) for (_, slot), rows in pairs]
         known: dict[bytes, bytes] = {}
         if self.info:
@@ -212,8 +217,11 @@ class StepRecorder:
         alone = columns.alone
         self._array_observation = alone is not None and is_array(alone.observation)
         self._array_action = alone is not None and is_array(alone.action)
-        self.steps: list[tuple[Any, ...]] = []
-        """Rows that wait for `flush`, which is due at `most` rows: a fast loop appends its rows here instead of calling `step`."""
+        self.steps: list[Any] = []
+        """Steps that wait for `flush`, which is due at `most` of them, each with the values of `columns.width`, one after the other: a
+        fast loop adds them here instead of calling `step`.
+        """
+        self._width = columns.width
         self.most = columns.rows
         self._lock = threading.RLock()
         self._flushed = 0
@@ -230,7 +238,11 @@ class StepRecorder:
     @property
     def taken(self) -> int:
         """Steps so far; for any thread."""
-        return self._flushed + len(self.steps)
+        return self._flushed + self._pending
+
+    @property
+    def _pending(self) -> int:
+        return len(self.steps) // self._width
 
     def begin(self, *, episode: int, seed: int, retries: int = 0) -> None:
         """Beginning the same episode again is its next attempt: the last attempt counts. `retries`: so many attempts at it have failed,
@@ -245,7 +257,7 @@ class StepRecorder:
             self._attempt = self._attempt + 1 if episode == self._episode else 1
             self.lost.pop(episode, None)
             self._episode, self._seed = episode, seed
-            self._first_row, self._first_step = len(self.steps), 0
+            self._first_row, self._first_step = self._pending, 0
             self._playing = True
 
     def step(  # noqa: PLR0917  # names cost a tenth of the call
@@ -269,22 +281,22 @@ class StepRecorder:
             truncated,
             weight_version,
         )
-        self.steps.append((*row, info) if self.columns.info else row)
-        if len(self.steps) >= self.most:
-            self.flush()
+        self._add(row, info)
 
     def step_players(self, rows: Mapping[str, tuple[Any, ...]], info: Any = None) -> None:
         """As `step`, for an environment of several agents: the row of each that took part, with encodings."""
-        row = tuple(rows.get(name) for name, _ in self.columns.players)
-        self.steps.append((*row, info) if self.columns.info else row)
-        if len(self.steps) >= self.most:
+        self._add(tuple(rows.get(name) for name, _ in self.columns.players), info)
+
+    def _add(self, values: tuple[Any, ...], info: Any) -> None:
+        self.steps += (*values, info) if self.columns.info else values
+        if self._pending >= self.most:
             self.flush()
 
     def end(self, *, outcome: str, flush: bool = True) -> None:
         """Raises OSError. Without `flush` several short episodes become one write; they may be reported after `flush()`."""
         with self._lock:
             if self._playing:  # else the watch has declared it hung
-                self._runs.append(self._run(outcome, len(self.steps)))
+                self._runs.append(self._run(outcome, self._pending))
                 self._playing = False
             if flush:
                 self.flush()
@@ -292,9 +304,9 @@ class StepRecorder:
     def flush(self) -> None:
         """Writes all recorded steps to the kernel. Raises OSError: steps that were not written are dropped."""
         with self._lock:
-            rows = len(self.steps)
-            steps = self.steps[:rows]  # no more, should their loop add one now
-            del self.steps[:rows]
+            rows = self._pending
+            steps = self.steps[: rows * self._width]  # no more, should their loop add one now
+            del self.steps[: rows * self._width]
             self._flushed += rows
             runs, self._runs = self._runs, []
             if self._playing and rows > self._first_row:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from governor.episodes.agent_calls import AgentCalls
-from governor.episodes.spaces import Box, Dict, Discrete, Tuple
+from governor.episodes.spaces import Box, Dict, Discrete, Tuple, conformer
 from governor.episodes.transition import Episode
 
 TWO = Discrete(n=2, start=0)
@@ -37,6 +37,20 @@ class Returns:
 def test_extras_are_what_act_returns_beside_the_action(space, returned, action, extras):
     act = AgentCalls(Returns(returned), space).act_of(explore=True, worker=0)
     assert act(0) == (action, extras)
+
+
+@pytest.mark.parametrize("returned", [3, 4, np.int8(4), np.array([4]), 2, 5, True, 3.0, None])
+def test_a_discrete_action_is_a_whole_number_of_its_space(returned):
+    space = Discrete(n=2, start=3)
+
+    def outcome(call):
+        try:
+            return type(call()), call()
+        except ValueError as error:
+            return str(error)
+
+    act = AgentCalls(Returns(returned), space).act_of(explore=True, worker=0)
+    assert outcome(lambda: act(0)[0]) == outcome(lambda: conformer(space)(returned))
 
 
 def test_a_tuple_may_be_an_action():

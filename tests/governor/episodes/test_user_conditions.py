@@ -169,7 +169,7 @@ async def test_an_answer_after_the_last_episode_delays_nothing(harness, transpor
 async def test_episodes_of_one_worker_share_a_write_and_what_follows_from_one_comes_after_it(
     harness, monkeypatch
 ):
-    monkeypatch.setattr(stepping, "REPORT_DELAY_SECONDS", (1000.0, 1000.0))
+    monkeypatch.setattr(stepping, "REPORT_DELAY_SECONDS", 1000.0)
     written = []
     append = EpisodeFile.append
 

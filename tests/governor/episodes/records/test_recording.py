@@ -266,8 +266,8 @@ def test_a_step_that_is_added_during_a_flush_waits_for_the_next(tmp_path):
     class Steps(list):
         def __len__(self):
             counted = super().__len__()
-            if counted == 2:
-                self.append((7, 0, 0.5, True, False, 0))
+            if counted == 2 * made.columns.width:
+                self.extend((7, 0, 0.5, True, False, 0))
             return counted
 
     made = recorder(tmp_path)
