@@ -1,7 +1,8 @@
-"""Environment steps per second in process, beside the bare Gymnasium loop with the same agent, and a vector beside Gymnasium's own.
+"""Environment steps per second in process, beside the bare Gymnasium loop with the same agent, and a vector beside Gymnasium's own and
+those of Stable-Baselines3, where it is installed.
 
 Ours is the controller's whole way: values looked at, episodes written and reported to a governor in another process, the
-agent's state saved. Takes about 30 s: `python benchmarks/bench_in_process.py [seconds for each side of each row]`.
+state of an agent that learns saved. Takes about 60 s: `python benchmarks/bench_in_process.py [seconds for each side of each row]`.
 
 Sides take turns within a row, and the ratio is the median of the turns' ratios.
 """
@@ -12,8 +13,11 @@ import asyncio
 import subprocess
 import sys
 import tempfile
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from math import nan
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
@@ -48,6 +52,7 @@ if TYPE_CHECKING:
 
 TURNS = 5
 VECTOR = 16
+OF_SB3 = 8
 
 
 class Balancing(TrivialAgent):
@@ -74,20 +79,33 @@ class Policy(TrivialAgent):
         return (observations @ self._weights[:, :-1].T + self._weights[:, -1]).argmax(axis=1)
 
 
+class FixedPolicy(Policy):
+    """The same, learned already."""
+
+    learn = None  # type: ignore[assignment]
+
+
 @dataclass(frozen=True, kw_only=True)
 class World:
     what: str
     agent: str
     made: Callable[..., Any]
     vector: int = 1
+    longest: int = 500
+    """Steps of an episode, at most."""
+    at_least: float = 0.8
+
+    def environment(self) -> gymnasium.Env[Any, Any]:
+        return gymnasium.make("CartPole-v1", max_episode_steps=self.longest)
 
 
 def bare(world: World, seconds: float) -> float:
     """Steps per second of the loop that everybody writes."""
-    environment = gymnasium.make("CartPole-v1")
+    environment = world.environment()
     agent = world.made(
         observation_space=environment.observation_space, action_space=environment.action_space, seed=0
     )
+    learns = agent.learn is not None
     began, steps, seed = perf_counter(), 0, 0
     while perf_counter() - began < seconds:
         observation, _ = environment.reset(seed=seed)
@@ -96,16 +114,17 @@ def bare(world: World, seconds: float) -> float:
         while not over:
             action = agent.act(observation, explore=True)
             following, reward, terminated, truncated, _ = environment.step(action)
-            agent.learn(
-                Transition(
-                    observation=observation,
-                    action=action,
-                    reward=reward,
-                    next_observation=following,
-                    terminated=terminated,
-                    truncated=truncated,
+            if learns:
+                agent.learn(
+                    Transition(
+                        observation=observation,
+                        action=action,
+                        reward=reward,
+                        next_observation=following,
+                        terminated=terminated,
+                        truncated=truncated,
+                    )
                 )
-            )
             observation = following
             steps += 1
             over = terminated or truncated
@@ -144,6 +163,20 @@ def bare_vector(world: World, seconds: float) -> float:
             if over.any():
                 following, _ = environment.reset(seed=steps, options={"reset_mask": over})
             observations = following
+    return steps / (perf_counter() - began)
+
+
+def bare_of_sb3(environment: Any, world: World, seconds: float) -> float:
+    """`environment` is a vector of Stable-Baselines3; with the same agent, which does not learn."""
+    agent = world.made(
+        observation_space=environment.observation_space, action_space=environment.action_space, seed=0
+    )
+    observations = environment.reset()
+    began, steps = perf_counter(), 0
+    while perf_counter() - began < seconds:
+        for _ in range(100):
+            observations, _, _, _ = environment.step(agent.act_many(observations, explore=True))
+        steps += 100 * world.vector
     return steps / (perf_counter() - began)
 
 
@@ -197,7 +230,10 @@ class Instance:
     async def play(self, world: World, seconds: float) -> dict[str, float]:
         """Metrics of a phase that is stopped after `seconds`."""
         service = conductor_service(UID, "simulation", 1)
-        await self.begin(world)
+        mode = "eval" if world.made is FixedPolicy else "train"
+        params = {"max_episode_steps": world.longest}
+        made = Made(entry="gymnasium:CartPole-v1", params=params, vector=world.vector)
+        await self.begin(world, mode=mode, made_environment=made)
         await asyncio.sleep(seconds)
         await self._client.request(
             service, encode(StopPartCommand(phase=self._phase, reason="enough")), SECRET.value, timeout=10
@@ -254,6 +290,19 @@ WORLDS = (
     World(what="a pole that stands", agent="bench_in_process:Balancing", made=Balancing),
     World(what="a policy in numpy", agent="bench_in_process:Policy", made=Policy),
     World(what="a pole that falls", agent="user_code.step_agent:TrivialAgent", made=TrivialAgent),
+    World(
+        what="a fixed policy in numpy, 500 steps an episode",
+        agent="bench_in_process:FixedPolicy",
+        made=FixedPolicy,
+        at_least=0.85,
+    ),
+    World(
+        what="a fixed policy in numpy, 22 steps an episode",
+        agent="bench_in_process:FixedPolicy",
+        made=FixedPolicy,
+        longest=22,
+        at_least=0.75,
+    ),
     World(what="a pole that stands", agent="bench_in_process:Balancing", made=Balancing, vector=VECTOR),
     World(what="a policy in numpy", agent="bench_in_process:Policy", made=Policy, vector=VECTOR),
     World(
@@ -262,30 +311,57 @@ WORLDS = (
 )
 
 
+BESIDE_SB3 = World(
+    what="a fixed policy in numpy",
+    agent="bench_in_process:FixedPolicy",
+    made=FixedPolicy,
+    vector=OF_SB3,
+    at_least=1.0,
+)
+
+
 async def measure(seconds: float) -> list[Row]:
     rows = []
     async with Instance() as instance:
         for world in WORLDS:
-            beside = bare if world.vector == 1 else bare_vector
-            await instance.play(world, seconds / 4)
-            ratios, rates = [], []
-            for _ in range(TURNS):
-                alone = beside(world, seconds)
-                metrics = await instance.play(world, seconds)
-                rates.append(metrics["steps_per_second"])
-                ratios.append(rates[-1] / alone)
             kind = f"a vector of {world.vector}" if world.vector > 1 else "CartPole"
+            peer = "the SyncVectorEnv loop" if world.vector > 1 else "the bare loop"
+            what = f"steps in process, {kind}, {world.what}: part of {peer}"
             rows.append(
-                Row(
-                    what=f"steps in process, {kind}, {world.what}: part of {'the SyncVectorEnv loop' if world.vector > 1 else 'the bare loop'}",
-                    figure=p50(ratios),
-                    unit="",
-                    at_least=0.8,
-                    if_missed="a step is looked at, copied for the agent and kept: about 2 µs where CartPole takes 6.5",
-                    note=f"{spread(ratios, '')}; {p50(rates):,.0f} steps/s; {metrics['steps_mean']:.0f} steps an episode",
-                )
+                await taking_turns(instance, world, bare_vector if world.vector > 1 else bare, seconds, what)
             )
+        for kind in ("DummyVecEnv", "SubprocVecEnv"):
+            what = f"steps in process, a vector of {OF_SB3}, {BESIDE_SB3.what}: part of those of SB3's {kind} of {OF_SB3}"
+            if find_spec("stable_baselines3") is None:
+                note = "not measured: stable-baselines3 is not installed (extra `sb3`)"
+                rows.append(Row(what=what, figure=nan, unit="", note=note))
+                continue
+            from stable_baselines3.common import vec_env
+
+            with closing(getattr(vec_env, kind)([BESIDE_SB3.environment] * OF_SB3)) as environment:
+                beside = partial(bare_of_sb3, environment)
+                rows.append(await taking_turns(instance, BESIDE_SB3, beside, seconds, what))
     return rows
+
+
+async def taking_turns(
+    instance: Instance, world: World, beside: Callable[[World, float], float], seconds: float, what: str
+) -> Row:
+    await instance.play(world, seconds / 4)
+    ratios, rates = [], []
+    for _ in range(TURNS):
+        alone = beside(world, seconds)
+        metrics = await instance.play(world, seconds)
+        rates.append(metrics["steps_per_second"])
+        ratios.append(rates[-1] / alone)
+    return Row(
+        what=what,
+        figure=p50(ratios),
+        unit="",
+        at_least=world.at_least,
+        if_missed="a step is looked at, copied for the agent and kept: about 2 µs where CartPole takes 6.5",
+        note=f"{spread(ratios, '')}; {p50(rates):,.0f} steps/s; {metrics['steps_mean']:.0f} steps an episode",
+    )
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ A figure is met or missed against its aim; what a peer did is quoted as text, be
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isnan
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,9 @@ HEAD = ("what", "figure", "peer", "aim", "", "note")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One figure. `at_most` or `at_least` is its aim; `if_missed` is the reason, shown where the aim is missed."""
+    """One figure, NaN where it could not be measured: `note` says why. `at_most` or `at_least` is its aim; `if_missed` is the reason, shown
+    where the aim is missed.
+    """
 
     what: str
     figure: float
@@ -75,6 +78,8 @@ def p50(values: Sequence[float]) -> float:
 
 
 def _number(value: float) -> str:
+    if isnan(value):
+        return "-"
     if (value == int(value) and abs(value) < 1000) or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.2g}"
