@@ -88,12 +88,13 @@ class PolicyGradient:
         self.weights = self.weights + self.rate * mean / (np.sqrt(square) + 1e-8)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that was learned, and where the random numbers stand. The episodes of a batch that is not full are left out."""
+        """All that was learned, the episodes of a batch that is not full, and where the random numbers stand."""
         return {
             "weights": self.weights,
             "mean": self.mean,
             "square": self.square,
             "updates": self.updates,
+            "episodes": self._episodes,
             "random": self._random.bit_generator.state,
         }
 
@@ -103,6 +104,9 @@ class PolicyGradient:
             np.array(state[name], dtype=np.float64) for name in ("weights", "mean", "square")
         )
         self.updates = int(state["updates"])
+        self._episodes = [
+            (observations, actions, to_go) for observations, actions, to_go in state["episodes"]
+        ]
         self._random.bit_generator.state = state["random"]
 
 

@@ -22,12 +22,15 @@ from governor.episodes.remote import control
 from governor.episodes.remote.agent_host import AgentHost
 from governor.errors import ConductorError
 from governor.failures import Reason, traceback_of
+from governor.messages import AgentRestored
 
 if TYPE_CHECKING:
-    from governor.messages import ConductorSpec
+    from governor.messages import Acknowledged, ConductorSpec
     from governor.messages.link import Link
 
 CLOSE_SECONDS = 2.0
+RESTORING_SECONDS = 1.0
+"""After this time a worker that waits for a session is told how far the agent has come."""
 
 log = logs.get_logger()
 
@@ -45,8 +48,10 @@ class AgentConductor(Conductor):
             context=Context(run_id=spec.uid, run_folder=Path(spec.run_folder), name=spec.name),
         )
         socket = Path(spec.socket_folder) / f"{spec.name}.{spec.incarnation}"
-        self.host = AgentHost(source, name=spec.name, path=socket)
+        self.host = AgentHost(source, name=spec.name, path=socket, goes_on=spec.incarnation > 1)
         self._sessions: dict[control.Join, str] = {}
+        self._opening: dict[control.Join, asyncio.Task[str]] = {}
+        self._reporting: asyncio.Task[Acknowledged] | None = None
         self._joining = asyncio.Lock()
         self._serial = count()
 
@@ -57,6 +62,10 @@ class AgentConductor(Conductor):
         service = control.agent_service(self.spec.uid, self._agent_name)
         await self.offer(service, control.decode_agent_control, self._answer)
         return {"service": service, "entry": self.spec.settings["entry"], "learned": self.host.loaded}
+
+    @property
+    def progress(self) -> int:
+        return self.host.replayed
 
     async def close(self) -> None:
         await self.services.aclose()
@@ -91,16 +100,18 @@ class AgentConductor(Conductor):
             return control.Failed.of(error)
         return control.Accepted()
 
-    async def _join(self, wanted: control.Join) -> control.Joined | control.Failed:
+    async def _join(self, wanted: control.Join) -> control.Joined | control.Restoring | control.Failed:
         async with self._joining:
             session = self._sessions.get(wanted)
             refused = control.refusal(wanted, self._sessions)
             if refused is not None:
                 return refused
             try:
-                session = session or await self._open_session(wanted)
+                session = session or await self._opened(wanted)
             except ConductorError as error:
                 return control.Failed.of(error)
+            if session is None:
+                return control.Restoring(steps=self.host.replayed)
         return control.Joined(
             session=session,
             endpoint=self.host.endpoint,
@@ -109,12 +120,33 @@ class AgentConductor(Conductor):
             masked=self.host.is_masked,
         )
 
+    async def _opened(self, wanted: control.Join) -> str | None:
+        """The session; None if the agent learns again what is on record, which may take long. Raises ConductorError."""
+        for other in [*self._opening]:
+            if other != wanted and await self._is_open(other):  # of a worker that is gone
+                del self._opening[other]
+        if any(other != wanted for other in self._opening):
+            return None
+        if wanted not in self._opening:
+            name = f"{self.spec.name}.open_session"
+            self._opening[wanted] = asyncio.create_task(self._open_session(wanted), name=name)
+        return (await self._opening.pop(wanted)) if await self._is_open(wanted) else None
+
+    async def _is_open(self, wanted: control.Join) -> bool:
+        """Waits; False while the agent learns again."""
+        replayed, opening = self.host.replayed, self._opening[wanted]
+        while not opening.done():
+            await asyncio.wait({opening}, timeout=RESTORING_SECONDS)
+            if not opening.done() and self.host.replayed != replayed:
+                return False
+        return True
+
     async def _open_session(self, wanted: control.Join) -> str:
         """Opens a session in place of those that it supersedes; its name. Raises ConductorError."""
         # Late messages can't be taken for those of a later incarnation.
         session = f"session-{self.spec.incarnation}-{next(self._serial)}"
         old = [held for held in self._sessions if control.supersedes(wanted, held)]
-        await self.host.run_in_thread(
+        found = await self.host.run_in_thread(
             partial(
                 self.host.open_session,
                 session.encode(),
@@ -126,8 +158,12 @@ class AgentConductor(Conductor):
                 workers=wanted.workers,
                 trains=wanted.trains,
                 seed=wanted.seed,
+                so_far=wanted.so_far,
             )
         )
+        if found is not None:
+            restored = AgentRestored(phase=wanted.phase, agent=self._agent_name, **found._asdict())
+            self._reporting = asyncio.create_task(self.link.report(restored), name=f"{self.spec.name}.report")
         for held in old:
             del self._sessions[held]
         self._sessions[wanted] = session

@@ -36,10 +36,12 @@ class Agent(Protocol):
     No two of its methods run at the same time.
 
     `needs_info`: transitions have the environment's info. `rollout_steps` is n of `learn_batch`. `streams` is ``"one"`` for an agent
-    that cannot learn from several workers. `weight_version`: the version of its weights, where it counts that itself.
+    that cannot learn from several workers. `weight_version`: the version of its weights, where it counts that itself. `not_exact`: why its
+    `state_dict` is not all of it, so that nothing can be replayed on top of it; "": it is.
     """
 
     needs_info: bool
+    not_exact: str
     rollout_steps: int
     streams: str
     weight_version: int

@@ -12,13 +12,13 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from governor.episodes.metrics import Reported, checked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from governor.episodes.metrics import Sums
@@ -42,6 +42,16 @@ class Reports:
     def current(self) -> list[tuple[int, Reported]]:
         current = getattr(self._of_thread, "current", None)
         return [] if current is None else list(current())
+
+    @contextmanager
+    def discarding(self) -> Iterator[None]:
+        """What user code reports in this thread meanwhile is dropped: it was reported before."""
+        before = getattr(self._of_thread, "current", None)
+        self.bind(lambda: [(-1, Reported())])
+        try:
+            yield
+        finally:
+            self._of_thread.current = before
 
     def add(
         self, values: Mapping[Any, Any], *, of: str = "context.report", to: Reported | None = None

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from functools import cached_property
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
 from governor.episodes.spaces import Dict, Discrete, Tuple, is_array, stack
+from governor.episodes.transition import Transition
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from governor.episodes.spaces import SpaceSpec
-    from governor.episodes.transition import Episode, Transition
+    from governor.episodes.transition import Episode
 
 Key: TypeAlias = tuple[int, str]
 """Worker and player."""
+_FIELDS: Final = tuple(name for name in Transition.__struct_fields__ if name not in {"info", "extras"})
 
 
 class Rollout:
@@ -204,6 +206,19 @@ class Rollouts:
         self._missing.clear()
         self._awaited = set(self._stepped)
         return self._take()
+
+    def waiting(self) -> list[dict[str, Any]]:
+        """The steps that wait for their rollout, of each worker in their order, as plain data; without infos."""
+        steps = [step for column in self._columns.values() for step in column]
+        return [
+            {name: getattr(step, name) for name in _FIELDS} | {"extras": dict(step.extras)} for step in steps
+        ]
+
+    def restore(self, steps: list[dict[str, Any]], episode: Episode) -> None:
+        """Takes over what `waiting` has returned, in the phase of this episode."""
+        self.begin(episode)
+        for step in steps:
+            self.add(Transition(**step))
 
     def is_ahead(self, workers: Collection[int]) -> bool:
         """Whether only others keep these workers from their next rollout. For any thread."""

@@ -36,7 +36,6 @@ from governor.episodes.rules.conditions import STRENGTH
 from governor.episodes.rules.evaluation import entropy
 from governor.episodes.rules.phase_rules import PhaseRules
 from governor.episodes.rules.seeds import episode_seed
-from governor.episodes.rules.statistics import summarize
 from governor.episodes.rules.user_conditions import UserConditions, recorded_episodes
 from governor.failures import one_line, reason_of
 from governor.messages import Acknowledged, EpisodeRecord, FlowReport, StartSimulation
@@ -57,7 +56,7 @@ T = TypeVar("T")
 log = logs.get_logger()
 
 CUT_SHORT: Final = frozenset({"cancelled", "crashed"})
-"""Outcomes that the exit of this process alone may have caused."""
+"""Outcomes that the exit of this process alone may have caused: such an episode is not recorded then."""
 
 
 class Paused(Exception):
@@ -74,13 +73,14 @@ class Simulation:
         self.loop = asyncio.get_running_loop()
         self.stop_signal = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.stopping = self.abandoned = False
-        self.replays = self.resets = 0
+        self.replays = self.resets = self.replayed = 0
         self.figures: dict[str, float] = {}
         """Metrics that the workers add to those of the part."""
         self._end = self._ended_by = self._fault = ""
         self._condition = threading.Condition()
-        self._paused = False
+        self._paused = self._restores = False
         self._rules = PhaseRules(command)
+        self.ended_so_far = self._rules.figures.ended
         self.retries_of = self._rules.retries.of
         self._stage_end: Future[None] | None = None
         self.finalizer = Finalizer(command, spec=spec, link=link)
@@ -109,7 +109,7 @@ class Simulation:
         schedule = self._rules.schedule
         with self._condition:
             self._user.wait()
-            while not self.stopping:
+            while not self.stopping and not self._restores:
                 if not self._paused:
                     index = schedule.next()
                     if index is not None or schedule.is_last:
@@ -161,7 +161,8 @@ class Simulation:
         """Writes, evaluates and reports episodes whose steps are on disk; the future is the acknowledgement of all. A stage of
         the phase ends when all of its episodes are stored.
         """
-        marked = [self._rules.marked(record) for record in records if not self._is_left_out(record)]
+        lost = CUT_SHORT if self.abandoned else ()
+        marked = [self._rules.marked(record) for record in records if record.outcome not in lost]
         if not marked:
             nothing: Future[Acknowledged] = Future()
             nothing.set_result(Acknowledged())
@@ -201,10 +202,6 @@ class Simulation:
             self._rules.schedule.again(record.index)
             self._condition.notify_all()
         return ended
-
-    def _is_left_out(self, record: EpisodeRecord) -> bool:
-        """Whether the exit of the process has interrupted it: such an episode is not recorded."""
-        return self.abandoned and record.outcome in CUT_SHORT
 
     def ask(self, question: Coroutine[Any, Any, T], *, stoppable: bool = True) -> Future[T]:
         """Runs a coroutine in the event loop. A stop of the part cancels it when it is `stoppable`."""
@@ -259,7 +256,8 @@ class Simulation:
     @property
     def progress(self) -> int:
         """A number that changes with each recorded step and each episode."""
-        return self._episodes + self._recorders.taken + self._user.asked_about + self.finalizer.progress
+        played = self._episodes + self._recorders.taken + self.replayed
+        return played + self._user.asked_about + self.finalizer.progress
 
     def resume(self) -> None:
         """Ends a PAUSE."""
@@ -301,6 +299,9 @@ class Simulation:
             await self._settle(self._rules.settle_previous())
             if self._rules.exceeded:
                 self.stop(end="failures", by=self._rules.exceeded)
+            self._restores = copy is not None and await asyncio.to_thread(self._rules.only_restores)
+            if self._restores:  # by a worker that gets no episode
+                await self._thread(play, 0)
             self.apply_flow(self._rules.initial_flow, end="until", by=self._rules.ended_by)
             if not self.stopping and self._rules.schedule.stage is not None:  # else nothing is built
                 await asyncio.gather(*(self._thread(play, n) for n in range(threads or command.workers)))
@@ -388,12 +389,11 @@ class Simulation:
                 self._fault = self._fault or "no worker is left to play the episodes that remain"
                 self._end = "stopped"
             self.stopping = True  # from here on the eventfd may be closed
-        figures = self._rules.figures
-        metrics = summarize(figures, steps_per_second=self._steps / seconds if seconds else None)
-        metrics |= self._rules.metrics | self.figures
+        metrics = self._rules.metrics_at_end(self._steps / seconds if seconds else None) | self.figures
         metrics |= {"episodes_played_again": self.replays} if self.replays else {}
-        end = self._end or "max_episodes"
         await self.link.report(
-            self._rules.report_of_end(end=end, ended_by=self._ended_by, fault=self._fault, metrics=metrics)
+            self._rules.report_of_end(
+                end=self._end or "max_episodes", ended_by=self._ended_by, fault=self._fault, metrics=metrics
+            )
         )
         os.close(self.stop_signal)

@@ -34,6 +34,7 @@ KINDS: Final = frozenset(
         "run.restarted",
         "part.finalizing",
         "task.started",
+        "agent.restored",
         "episode.attempt_ended",
         "task.attempt_ended",
         "task.reported",

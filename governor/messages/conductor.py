@@ -69,6 +69,18 @@ class FiguresUpdated(Message, frozen=True):
     figures: bytes
 
 
+class AgentRestored(Message, frozen=True):
+    """An agent goes on with a phase after a process has died. `reason`: why it is not where it would be without that, or "": so many
+    `episodes` with `steps` were learned again from the record.
+    """
+
+    phase: int
+    agent: str
+    reason: str = ""
+    episodes: int = 0
+    steps: int = 0
+
+
 class TaskStarted(Message, frozen=True):
     phase: int
     task: str
@@ -195,6 +207,7 @@ ConductorEvent: TypeAlias = (
     | EpisodeEnded
     | EpisodeAttemptEnded
     | FiguresUpdated
+    | AgentRestored
     | TaskStarted
     | TaskAttemptEnded
     | TaskReported

@@ -100,7 +100,8 @@ class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
     """A phase that began. `end`: why it ended, `ended_by`: by which condition; `episodes` and `task_outcomes`: how many episodes and task runs have ended with
     each outcome; `metrics` as `return_mean`. If there are too many task runs for `tasks`, it is empty and `tasks_file`, below
     the run's folder, has a line of JSON for each. `failures`: its causes, the most frequent ones first; `failed` is the number
-    of all; `first_failure` is one line.
+    of all; `first_failure` is one line. `exact`: whether its agents are where they would be if no process had died meanwhile; None if none
+    has. `not_exact`: why they are not.
     """
 
     name: str
@@ -115,6 +116,8 @@ class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
     failures: tuple[FailureGroup, ...] = ()
     failed: int = 0
     first_failure: str = ""
+    exact: bool | None = None
+    not_exact: str = ""
 
 
 class RunResult(Message, frozen=True):

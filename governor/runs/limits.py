@@ -11,6 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from governor.messages import (
+    AgentRestored,
     EpisodeAttemptEnded,
     EpisodeEnded,
     PartFinalizing,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 Recorded: TypeAlias = (
     EpisodeEnded
     | EpisodeAttemptEnded
+    | AgentRestored
     | PartFinalizing
     | TaskStarted
     | TaskReported

@@ -28,6 +28,7 @@ from governor.conductors.verifier import Verifier
 from governor.errors import ExitCode, JournalError, NoRoom, RecordDamaged
 from governor.messages import (
     Acknowledged,
+    AgentRestored,
     EpisodeAttemptEnded,
     EpisodeEnded,
     Log,
@@ -62,6 +63,7 @@ _KINDS: Final = {
     PartFinalizing: "part.finalizing",
     TaskStarted: "task.started",
     EpisodeAttemptEnded: "episode.attempt_ended",
+    AgentRestored: "agent.restored",
     TaskAttemptEnded: "task.attempt_ended",
     TaskReported: "task.reported",
 }

@@ -217,6 +217,8 @@ def _words(kind: str, data: dict[str, Any], view: RunView) -> str:  # noqa: C901
         case "episode.attempt_ended":
             told = f"attempt {data.get('attempt')} at episode {data.get('index')}: {data.get('outcome')}"
             return _with_reason(f"{view.phase_name(data.get('phase'))} {told}", data.get("reason"))
+        case "agent.restored":
+            return f"{view.phase_name(data.get('phase'))} {data.get('agent')}: {_restored(data)}"
         case "task.reported":
             last = {name: sums[4] for name, sums in data.get("values", {}).items() if sums[0]}
             return f"{view.phase_name(data.get('phase'))} {_task(data | {'metrics': last})}"
@@ -226,6 +228,12 @@ def _words(kind: str, data: dict[str, Any], view: RunView) -> str:  # noqa: C901
             return _conductor(data)
         case _:
             return " ".join(f"{key}={number(value)}" for key, value in data.items() if key != "at")
+
+
+def _restored(data: dict[str, Any]) -> str:
+    if reason := data.get("reason"):
+        return f"not exact: {reason}"
+    return f"exact: {data.get('episodes', 0)} episodes with {data.get('steps', 0)} steps are learned again"
 
 
 def _episode(episode: dict[str, Any]) -> str:

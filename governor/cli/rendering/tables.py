@@ -69,6 +69,8 @@ def result(found: RunResult) -> Group:
         parts += ["", _phases(found.phases)]
         asked = [phase for phase in found.phases if ": " in phase.ended_by]  # by a condition of the user
         parts += [Text(clean(f"{phase.name} ended by {phase.ended_by}"), style="dim") for phase in asked]
+        again = [phase for phase in found.phases if phase.exact is not None]
+        parts += [Text(clean(f"{phase.name} went on {_exactly(phase)}"), style="dim") for phase in again]
     for phase in found.phases:
         if names := names_of_user(phase.metrics):
             parts += ["", _of_user(phase, names)]
@@ -213,6 +215,14 @@ def _phases(found: Sequence[PhaseResult]) -> TableColumns:
         cells = [phase.name, mode, phase.end, episodes, value, steps, tasks]
         _row(table, *cells, *([phase.first_failure or "-"] if first else []))
     return table
+
+
+def _exactly(phase: PhaseResult) -> str:
+    return (
+        "after a process had died: exact"
+        if phase.exact
+        else f"after a process had died: not exact, {phase.not_exact}"
+    )
 
 
 def _mean(metrics: dict[str, float], name: str) -> str:

@@ -36,14 +36,17 @@ from governor.episodes.local.players import LocalPlayersWorker
 from governor.episodes.local.stepping import CLOSE_SECONDS, LocalEpisodeWorker
 from governor.episodes.players.assignment import SeveralPlayers
 from governor.episodes.records.checkpoints import COPY_SECONDS
+from governor.episodes.restoring.so_far import PhaseSoFar
 from governor.errors import ConductorError
 from governor.failures import one_line, reason_of, stack_of
+from governor.messages import AgentRestored
 from governor.output.attribution import Attribution
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from governor.episodes.local.local_agent import LocalAgent
+    from governor.episodes.restoring.replay import Restored
     from governor.episodes.simulation import Simulation
     from governor.messages import EpisodeRecord
 
@@ -78,6 +81,11 @@ class InProcess:
         for name, agent in made.items():
             agents.setdefault(name, agent)
         self._agents = {name: agents[name] for name in command.agents}
+        so_far = PhaseSoFar.of(command, command.done.ended)
+        goes_on = spec.incarnation > 1 or bool(so_far.ended)
+        for name, agent in self._agents.items():
+            restored = partial(self._report_restored, name) if goes_on else None
+            agent.enter(so_far, restored=restored, check=self._replaying)
         self._made = command.made_environment
         self._simulation = simulation
         self._give_up = give_up
@@ -89,6 +97,20 @@ class InProcess:
         self._workers: dict[int, LocalEpisodeWorker] = {}
         self._running_workers = command.workers
         self._finish_lock = threading.Lock()
+
+    def _report_restored(self, agent: str, found: Restored) -> None:
+        self._simulation.ask(
+            self._simulation.link.report(
+                AgentRestored(phase=self._simulation.command.phase, agent=agent, **found._asdict())
+            ),
+            stoppable=False,
+        )
+
+    def _replaying(self) -> None:
+        """A worker learns from the record: that takes as long as it takes, and is seen."""
+        self._simulation.replayed += 1
+        for context in self._contexts:
+            context.deadline = max(context.deadline, monotonic() + self._simulation.command.build_seconds)
 
     async def run(self) -> None:
         """Runs from the first episode to `PartEnded`, unless the process is given up before."""
@@ -176,7 +198,7 @@ class InProcess:
             context.agent = name
             context.enter(SAVE, seconds=FINAL_SAVE_SECONDS)
             try:
-                agent.save()
+                agent.save(over=not self._simulation.abandoned)
             except BaseException as error:  # noqa: BLE001  # user code, and the disk
                 self._simulation.break_off(reason_of(error).within(f"agent {name!r} cannot be saved"))
             context.leave()
@@ -241,18 +263,31 @@ class InProcess:
                     worker.recorder_for(context).flush()
                     reported.append(asyncio.wrap_future(simulation.ended(self._timed_out(context))))
         simulation.abandon()
+        settled = True
         if reported:
-            await asyncio.wait(reported, timeout=ACKNOWLEDGE_SECONDS)
+            _, late = await asyncio.wait(reported, timeout=ACKNOWLEDGE_SECONDS)
+            settled = not late
         hanging_agents = {context.agent for context in hung if context.where.startswith("agent")}
         await asyncio.gather(
-            *(self._save(agent) for name, agent in self._agents.items() if name not in hanging_agents)
+            *(
+                self._save(agent, [context.index for context in hung if context.index >= 0], settled=settled)
+                for name, agent in self._agents.items()
+                if name not in hanging_agents
+            )
         )
         self._give_up(stack_of(hung[0].thread, self._hang_reason(hung[0])))
 
-    async def _save(self, agent: LocalAgent) -> None:
+    async def _save(self, agent: LocalAgent, hung: list[int], *, settled: bool) -> None:
+        """Of the `hung` episodes, too: they have timed out. `settled`: all is on record."""
+
+        def save() -> None:
+            for index in hung:
+                agent.told_end(index)
+            agent.save(settled=settled)
+
         try:
             async with asyncio.timeout(SAVE_SECONDS):
-                await in_daemon_thread(agent.save, name="agent.save")
+                await in_daemon_thread(save, name="agent.save")
         except Exception as error:  # noqa: BLE001  # user code, the disk, or a timeout: the last saved state remains
             log.warning("agent.not_saved", agent=agent.name, reason=one_line(error))
 

@@ -21,6 +21,7 @@ from governor.episodes import spaces
 from governor.episodes.agent_calls import AgentCalls
 from governor.episodes.agents import AgentSource
 from governor.episodes.records import state_file
+from governor.episodes.restoring.replay import enter, restore
 from governor.episodes.rules.seeds import agent_seed
 from governor.errors import ConductorError
 
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from governor.episodes.agent_calls import Acted
     from governor.episodes.context import Context
     from governor.episodes.learned import Learned
+    from governor.episodes.records.reports import EpisodeReports
+    from governor.episodes.restoring.replay import Restored
+    from governor.episodes.restoring.so_far import PhaseSoFar
     from governor.episodes.rollouts import Rollouts
     from governor.episodes.spaces import SpaceSpec
     from governor.episodes.transition import Episode, Transition
@@ -87,10 +91,39 @@ class LocalAgent:
         self._learned: Learned | None = None
         """The agent, if it is built."""
         self._calls: AgentCalls
+        self._so_far: PhaseSoFar | None = None
+        self._restored: Callable[[Restored], None] | None = None
+        self._check: Callable[[], None] = lambda: None
         self._streams: dict[int, set[int]] = {}
         """The streams of steps of each worker, by its number."""
         self._lock = threading.Lock()
         self._rollout_taken = threading.Condition()
+
+    def enter(
+        self,
+        so_far: PhaseSoFar,
+        *,
+        restored: Callable[[Restored], None] | None,
+        check: Callable[[], None],
+    ) -> None:
+        """A phase begins or goes on; `restored` gets what was replayed of it, if that is the first one of this process, and not the first
+        process of the run. `check` is called often meanwhile.
+        """
+        self._so_far, self._restored, self._check = so_far, restored, check
+        if self._learned is not None:
+            enter(self._learned, self._calls, so_far)
+
+    def _restore(self, learned: Learned) -> None:
+        so_far = self._so_far
+        if so_far is None:
+            return
+        enter(learned, self._calls, so_far)
+        if self._restored is not None:
+            folder = self._source.state_path.parent.parent
+            found = restore(
+                learned, self._calls, so_far, known=self._spaces, run_folder=folder, check=self._check
+            )
+            self._restored(found)
 
     def join(self, number: int, observation: SpaceSpec, action: SpaceSpec, *, learns_from: int = 1) -> None:
         """In a phase in which it learns from so many streams of steps. Raises ConductorError with one line."""
@@ -104,6 +137,7 @@ class LocalAgent:
                     self._spaces = (observation, action)
                     self._calls = AgentCalls(self._learned.agent, action)
                     self.builds += 1
+                    self._restore(self._learned)
                 self._learned.require_streams(learns_from, of=f"agent {self.name!r}")
             finally:
                 self.holder = None
@@ -180,17 +214,29 @@ class LocalAgent:
         with self._lock:
             return {} if self._learned is None else self._learned.metrics()
 
-    def episode_ended(self) -> None:
-        """The end of an episode in train mode. Raises what its `state_dict` raises, TypeError and OSError."""
+    def told_end(self, index: int) -> None:
+        """The end of any episode, whatever was learned of it."""
         with self._lock:
             if self._learned is not None:
-                self._learned.episode_ended()
+                self._learned.end_told(index)
 
-    def save(self) -> None:
-        """Writes and syncs what it has learned in ended episodes. Raises as `episode_ended`."""
+    def episode_ended(self, index: int = -1, reports: EpisodeReports | None = None) -> None:
+        """The end of an episode in train mode, which will be the next one in `reports`. Raises what its `state_dict` raises, TypeError
+        and OSError.
+        """
         with self._lock:
             if self._learned is not None:
-                self._learned.save()
+                if reports is None:
+                    self._learned.episode_ended(index)
+                else:
+                    self._learned.settle(reports.settled)
+                    self._learned.episode_ended(index, ticket=reports.added + 1)
+
+    def save(self, *, over: bool = False, settled: bool = False) -> None:
+        """As `Learned.save`."""
+        with self._lock:
+            if self._learned is not None:
+                self._learned.save(over=over, settled=settled)
 
     def copy(self, path: Path) -> None:
         """As `AgentHost.copy`."""

@@ -131,7 +131,7 @@ class LocalPlayersWorker(LocalEpisodeWorker):
                 {f"{name}.{key}": value for key, value in found.items()} if len(self._agents) > 1 else found
             )
             self._enter_agent(name, SAVE)
-            agent.episode_ended()
+            agent.episode_ended(self._context.index)
 
     def _enter_agent(self, name: str, where: str) -> None:
         """Sets `agent` before `where`, because the watch reads the agent of `where`."""

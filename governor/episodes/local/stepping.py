@@ -164,7 +164,6 @@ class LocalEpisodeWorker:
         return next(slot.recorder for slot in self.slots if slot.context is context)
 
     def close(self) -> None:
-        """Closes the environments."""
         for slot in self.slots:
             self._close(slot)
 
@@ -246,6 +245,7 @@ class LocalEpisodeWorker:
         """Raises WrittenOff."""
         slot.context.leave()
         reports.finish(slot.context.reported)
+        self._agent.told_end(slot.context.index)
         slot.recorder.end(outcome=outcome, flush=False)
         self.reports.add(slot.context.record(outcome, reason), slot.recorder)
 
@@ -290,7 +290,7 @@ class LocalEpisodeWorker:
         context.where = METRICS
         self._report(self._agent.metrics())
         context.where = SAVE
-        self._agent.episode_ended()
+        self._agent.episode_ended(context.index, self.reports)
 
     @staticmethod
     def _report(values: dict[Any, Any]) -> None:
@@ -380,6 +380,7 @@ class LocalEpisodeWorker:
                     )
                 )
             if over:
+                recorder.last = next_encoded
                 return "terminated" if terminated else "truncated"
             observation, encoded = following, next_encoded
 

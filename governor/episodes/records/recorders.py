@@ -39,7 +39,9 @@ class Recorders:
         if recorder is None or recorder.columns != columns:
             if recorder is not None:
                 recorder.close()
-            recorder = StepRecorder(self._folder, phase=self._command.name, worker=worker, columns=columns)
+            command = self._command
+            recorder = StepRecorder(self._folder, phase=command.name, worker=worker, columns=columns)
+            recorder.keeps_last = command.mode == "train" and command.workers * command.vector == 1
             self._of[worker] = recorder
         return recorder
 

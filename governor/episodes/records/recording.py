@@ -23,7 +23,7 @@ from governor.episodes.info import columns_of
 from governor.episodes.records import info_columns, step_columns
 from governor.episodes.records.info_columns import ANY_INFO
 from governor.episodes.records.space_columns import SpaceColumn, column, field
-from governor.episodes.records.stream import Stream, StreamedRun, array
+from governor.episodes.records.stream import Stream, StreamedRun, array, lasts_known
 from governor.episodes.spaces import SpaceSpec, is_array
 from governor.errors import ConductorError
 
@@ -217,6 +217,9 @@ class StepRecorder:
         alone = columns.alone
         self._array_observation = alone is not None and is_array(alone.observation)
         self._array_action = alone is not None and is_array(alone.action)
+        self.keeps_last = False
+        """Whether `last` is recorded: the encoding of the observation that the last step of the episode led to (`restoring`)."""
+        self.last: Any = None
         self.steps: list[Any] = []
         """Steps that wait for `flush`, which is due at `most` of them, each with the values of `columns.width`, one after the other: a
         fast loop adds them here instead of calling `step`.
@@ -228,6 +231,8 @@ class StepRecorder:
         self._first_row = 0
         self._first_step = 0
         self._runs: list[StreamedRun] = []
+        self._lasts: list[Any] = []
+        """For each run, where it has one."""
         self._episode = -1
         self._attempt = 0
         self._seed = self._retries = 0
@@ -283,6 +288,10 @@ class StepRecorder:
         )
         self._add(row, info)
 
+    def note_last(self, observation: Any) -> None:
+        """`last`, of an observation as `step` takes it."""
+        self.last = observation.tobytes() if self._array_observation else observation
+
     def step_players(self, rows: Mapping[str, tuple[Any, ...]], info: Any = None) -> None:
         """As `step`, for an environment of several agents: the row of each that took part, with encodings."""
         self._add(tuple(rows.get(name) for name, _ in self.columns.players), info)
@@ -297,7 +306,9 @@ class StepRecorder:
         with self._lock:
             if self._playing:  # else the watch has declared it hung
                 self._runs.append(self._run(outcome, self._pending))
+                self._lasts.append(self.last if self.keeps_last else None)
                 self._playing = False
+            self.last = None
             if flush:
                 self.flush()
 
@@ -309,6 +320,7 @@ class StepRecorder:
             del self.steps[: rows * self._width]
             self._flushed += rows
             runs, self._runs = self._runs, []
+            lasts, self._lasts = self._lasts, []
             if self._playing and rows > self._first_row:
                 runs.append(self._run("", rows))
             self._first_step += rows - self._first_row
@@ -316,6 +328,7 @@ class StepRecorder:
             if runs:
                 try:
                     batch, known = self.columns.batch(steps)
+                    known |= lasts_known(lasts)
                     if rows and self.columns.varies:
                         self.most = _rows_of(batch.nbytes / rows)
                     self._stream.append(batch, runs, known)

@@ -47,11 +47,16 @@ class EpisodeReports:
         self._most = most
         self._due = 0.0
         self._pending: list[tuple[EpisodeRecord, StepRecorder | None]] = []
-        self._unacknowledged: deque[Future[Acknowledged]] = deque()
+        self.added = 0
+        """How many records there were."""
+        self._settled = 0
+        self._unacknowledged: deque[tuple[Future[Acknowledged], int]] = deque()
+        """With the number of records that there were by then."""
 
     def add(self, record: EpisodeRecord, recorder: StepRecorder | None) -> None:
         """`recorder` has its end, not yet flushed; None if no step was taken."""
         self._pending.append((record, recorder))
+        self.added += 1
         if self._sink.may_end(record):
             self.send()
         else:
@@ -65,16 +70,29 @@ class EpisodeReports:
     def send(self) -> None:
         """Sends all pending reports."""
         if self._pending:
-            self._unacknowledged.append(self.write_and_report())
+            self._unacknowledged.append((self.write_and_report(), self.added))
             self._due = monotonic() + self._linger
         while len(self._unacknowledged) > self._most:
-            wait([self._unacknowledged.popleft()])
+            wait([self._unacknowledged[0][0]])
+            self._take_acknowledged()
+
+    @property
+    def settled(self) -> int:
+        """So many of the records, in their order, has the governor acknowledged: their episodes are never played again."""
+        self._take_acknowledged()
+        return self._settled
+
+    def _take_acknowledged(self) -> None:
+        while self._unacknowledged and self._unacknowledged[0][0].done():
+            reported, records = self._unacknowledged.popleft()
+            if not reported.cancelled() and reported.exception() is None:
+                self._settled = records
 
     def drain(self) -> None:
         """Sends all pending reports and waits until the governor has acknowledged all."""
         self.send()
-        wait(self._unacknowledged)
-        self._unacknowledged.clear()
+        wait([reported for reported, _ in self._unacknowledged])
+        self._take_acknowledged()
 
     def write_and_report(self) -> Future[Acknowledged]:
         """Writes the pending episodes to disk, steps first, and reports them. Also for the watch, which may have declared the worker hung."""

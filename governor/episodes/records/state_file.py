@@ -5,7 +5,8 @@ Rules:
    (`tensors`). Other objects that convert to such an array are restored as an array.
 2. A value that would be restored differently is a TypeError that names its path: also an instance of a derived class, as a
    defaultdict or a named tuple, because it would be restored as its base.
-3. The file is complete or absent (`files`).
+3. The file is complete or absent (`files`). Beside the state it has the version of the weights, and `learned`: plain data as
+   the state, of what the agent has learned until then (`governor.episodes.learned`).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ VERSION: Final = 1
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def dumps(state: dict[str, Any], *, weight_version: int = 0) -> bytes:
+def dumps(state: dict[str, Any], *, weight_version: int = 0, learned: dict[str, Any] | None = None) -> bytes:
     """Raises TypeError that names the path of a value that cannot be stored."""
     if not isinstance(state, dict):
         raise TypeError(f"state_dict() is a {type(state).__name__}, not a dict")
@@ -55,14 +56,19 @@ def dumps(state: dict[str, Any], *, weight_version: int = 0) -> bytes:
         kept = _flatten(state, WHOLE)
     except RecursionError:
         raise TypeError(_too_deep_or_circular(state)) from None
-    return _encode({"version": VERSION, "state": kept, "weight_version": weight_version})
+    document = {"version": VERSION, "state": kept, "weight_version": weight_version}
+    if learned is not None:
+        document["learned"] = _flatten(learned, "learned")
+    return _encode(document)
 
 
-def dumps_verified(state: dict[str, Any], *, weight_version: int = 0) -> bytes:
+def dumps_verified(
+    state: dict[str, Any], *, weight_version: int = 0, learned: dict[str, Any] | None = None
+) -> bytes:
     """As `dumps`, and checks that the result can be loaded. Raises TypeError if not."""
-    data = dumps(state, weight_version=weight_version)
+    data = dumps(state, weight_version=weight_version, learned=learned)
     try:
-        same = dumps(loads(data), weight_version=weight_version) == data
+        same = dumps(loads(data), weight_version=weight_version, learned=learned) == data
     except (ConductorError, TypeError, RecursionError) as error:
         raise TypeError(f"state_dict() cannot be read back: {error}") from error
     if not same:
@@ -83,13 +89,19 @@ def loads(data: bytes) -> dict[str, Any]:
 
 
 def save(
-    path: Path, state: dict[str, Any], *, sync: bool = True, weight_version: int = 0, verify: bool = False
+    path: Path,
+    state: dict[str, Any],
+    *,
+    sync: bool = True,
+    weight_version: int = 0,
+    verify: bool = False,
+    learned: dict[str, Any] | None = None,
 ) -> None:
     """Raises TypeError (see `dumps`, and with `verify` `dumps_verified`) and OSError. Without `sync` it survives this process, but
     not a loss of power.
     """
     make = dumps_verified if verify else dumps
-    write_whole(path, make(state, weight_version=weight_version), sync=sync)
+    write_whole(path, make(state, weight_version=weight_version, learned=learned), sync=sync)
 
 
 def load(path: Path) -> dict[str, Any] | None:
@@ -134,8 +146,22 @@ def weight_version(path: Path, given: str | None = None) -> int:
     return found.weight_version
 
 
+def learned(path: Path) -> dict[str, Any] | None:
+    """What the file says of what was learned; empty if it says nothing, None without a file. Raises ConductorError."""
+    try:
+        return _decode_learned(path.read_bytes()).learned
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
+        raise ConductorError(f"the agent's state {path} cannot be read: {error}") from error
+
+
 class _Versioned(msgspec.Struct):
     weight_version: int = 0
+
+
+class _Learned(msgspec.Struct):
+    learned: dict[str, Any] = {}
 
 
 def _flatten(value: Any, location: str) -> Any:
@@ -281,3 +307,4 @@ _MADE: Final[dict[int, Callable[[Any], Any]]] = {
 }
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ext_hook=_restore)
 _decode_version = msgspec.msgpack.Decoder(_Versioned).decode
+_decode_learned = msgspec.msgpack.Decoder(_Learned, ext_hook=_restore).decode

@@ -50,6 +50,7 @@ class StreamedRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
 RunValues: TypeAlias = tuple[int, int, int, int, int, str, str]
 """A `StreamedRun` as it is read: there are millions."""
 _RUNS: Final = b"runs"
+_LASTS: Final = b"lasts"
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(list[RunValues]).decode
 
@@ -119,6 +120,19 @@ class Stream:
             self._has_head = False
 
 
+def lasts_known(lasts: Sequence[Any]) -> dict[bytes, bytes]:
+    """For the metadata of a batch: of its runs, in their order, the encodings of the observations that followed their last steps,
+    None where there is none.
+    """
+    return {} if all(last is None for last in lasts) else {_LASTS: msgspec.msgpack.encode(lasts)}
+
+
+def lasts_of(metadata: Mapping[bytes, bytes]) -> list[Any]:
+    """Back again; there may be fewer than runs."""
+    found: list[Any] = msgspec.msgpack.decode(metadata[_LASTS]) if _LASTS in metadata else []
+    return found
+
+
 def array(values: NDArray[Any], *, valid: NDArray[np.bool_] | None = None) -> pa.Array:
     """Numbers as an Arrow array. `pyarrow.array` would do, and would import pandas where it is installed: 0.2 s."""
     return pa.Array.from_buffers(
@@ -155,11 +169,11 @@ class StreamReader:
         """Raises OSError."""
         self._file = pa.OSFile(str(path), "rb")
         self.schema: pa.Schema | None = None
-        self.next = 0
+        self.next = self._first = 0
         """The offset of the first batch that was not scanned."""
         try:
             self.schema = pa.ipc.open_stream(self._file).schema
-            self.next = self._file.tell()
+            self.next = self._first = self._file.tell()
             self._file.seek(0)
             self._head = self._file.read(self.next)
         except (pa.ArrowInvalid, OSError, EOFError) as error:
@@ -182,6 +196,10 @@ class StreamReader:
                 return
             offset, self.next = self.next, self._file.tell()
             yield offset, _decode(metadata[_RUNS]), metadata
+
+    def rewind(self) -> None:
+        """Scans from the first batch again."""
+        self.next = self._first
 
     def batch(self, offset: int) -> pa.RecordBatch:
         self._file.seek(offset)

@@ -19,6 +19,7 @@ from governor.episodes.remote.agent_episode import AgentEpisode
 from governor.episodes.remote.agent_runtime import AgentRuntime
 from governor.episodes.remote.agent_session import AgentSession
 from governor.episodes.remote.thread_host import ThreadHost
+from governor.episodes.restoring.replay import enter, obstacle_of, restore
 from governor.errors import ConductorError
 from governor.failures import reason_of
 from governor.output.attribution import Attribution, episode_fields
@@ -28,16 +29,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from governor.episodes.agents import AgentSource
+    from governor.episodes.restoring.replay import Restored
+    from governor.episodes.restoring.so_far import PhaseSoFar
 
 log = logs.get_logger()
 
 
 class AgentHost(ThreadHost):
-    """`loaded`: the agent begins from a state."""
+    """`loaded`: the agent begins from a state. `replayed` counts what it learns again, for any thread."""
 
-    def __init__(self, source: AgentSource, *, name: str, path: Path) -> None:
+    def __init__(self, source: AgentSource, *, name: str, path: Path, goes_on: bool = False) -> None:
+        """`goes_on`: an earlier process had the agent."""
         super().__init__(name=name, path=path)
         self.loaded = False
+        self.replayed = 0
+        self._goes_on = goes_on
         self._source = source
         self._runtime: AgentRuntime | None = None
         self._sessions: dict[bytes, AgentSession] = {}
@@ -82,17 +88,23 @@ class AgentHost(ThreadHost):
         workers: int = 1,
         trains: bool = False,
         seed: int | None = None,
-    ) -> None:
+        so_far: PhaseSoFar | None = None,
+    ) -> Restored | None:
         """Opens a session of a worker of a phase with so many streams of steps, which replaces `old`; builds the agent if there is none,
-        with this `seed` if one is given. Raises ConductorError with one line.
+        with this `seed` if one is given, and brings it to where the phase is (`so_far`): what it had to learn again for that. Raises
+        ConductorError with one line.
         """
         runtime, given = self._runtime, (observation, action)
+        found = None
         if runtime is None:
             if seed is not None:
                 self._source = replace(self._source, seed=seed)
-            runtime = AgentRuntime(self._source, spaces=given, name=self.name, reply=self.reply)
-            self._runtime = runtime
+            runtime = self._build(given)
+            if so_far is not None and (self._goes_on or so_far.ended):
+                found = self._restore(runtime, so_far)
         spaces.require_same(runtime.spaces, given, of=self.name)
+        if so_far is not None and found is None:
+            runtime, found = self._brought(runtime, so_far)
         runtime.require_streams(workers if trains else 1)
         runtime.bind(max_staleness)
         for name in old:
@@ -100,6 +112,34 @@ class AgentHost(ThreadHost):
                 replaced.close(runtime)
         self._sessions[session] = AgentSession(session, worker=worker, workers=workers)
         runtime.working_on = ()
+        return found
+
+    def _build(self, given: tuple[spaces.SpaceSpec, spaces.SpaceSpec]) -> AgentRuntime:
+        runtime = AgentRuntime(self._source, spaces=given, name=self.name, reply=self.reply)
+        self._runtime = runtime
+        return runtime
+
+    def _brought(self, runtime: AgentRuntime, so_far: PhaseSoFar) -> tuple[AgentRuntime, Restored | None]:
+        """The agent where the phase is: another one, if this one has learned of an episode that is played again."""
+        told = runtime.learned.told
+        if so_far.is_known_to(told) if not so_far.obstacle else told.phase != so_far.name:
+            enter(runtime.learned, runtime.calls, so_far)
+            return runtime, None
+        if so_far.obstacle:
+            return runtime, None
+        if not obstacle_of(runtime.learned, runtime.calls, so_far):
+            runtime.bind(0)
+            runtime = self._build(runtime.spaces)
+        return runtime, self._restore(runtime, so_far)
+
+    def _restore(self, runtime: AgentRuntime, so_far: PhaseSoFar) -> Restored:
+        def check() -> None:
+            self.replayed += 1
+
+        folder = self._source.state_path.parent.parent
+        return restore(
+            runtime.learned, runtime.calls, so_far, known=runtime.spaces, run_folder=folder, check=check
+        )
 
     def copy(self, path: Path) -> None:
         """Writes the agent's current state to `path`; its saved state, if this process has not built the agent.

@@ -206,7 +206,7 @@ class LearnBeside(LearnInStep):
 
 
 class AgentRuntime:
-    """One agent, built for these `spaces`. `learns`: it has `learn` or `learn_batch`. `calls` are its methods. `working_on` are the
+    """One agent, built for these `spaces`. `learned` is what it has learned; `learns`: it has `learn` or `learn_batch`. `calls` are its methods. `working_on` are the
     episodes for which its code runs. `received` makes an observation of what was sent, `sent` what is sent of an action; None where
     both are the same.
     """
@@ -226,37 +226,35 @@ class AgentRuntime:
         self._source = source
         self._name = name
         self._reply = reply
-        self._learned = source.build(*spaces)
-        self.learns = self._learned.learn is not None
+        self.learned = source.build(*spaces)
+        self.learns = self.learned.learn is not None
         reports.bind(lambda: _current(self.working_on))
         self.received, self.sent = receiver(spaces[0]), sender(spaces[1])
-        self.calls = AgentCalls(self._learned.agent, spaces[1])
-        self._hears_begins = self.calls.hears or self._learned.rollouts is not None
-        self._strategy = LearnInStep(self._learned, self.calls)
+        self.calls = AgentCalls(self.learned.agent, spaces[1])
+        self._hears_begins = self.calls.hears or self.learned.rollouts is not None
+        self._strategy = LearnInStep(self.learned, self.calls)
         self._bound = 0
 
     def require_streams(self, workers: int) -> None:
         """As of `Learned`."""
-        self._learned.require_streams(workers, of=self._name)
+        self.learned.require_streams(workers, of=self._name)
 
     def bind(self, max_staleness: int) -> None:
         """Sets the bound of staleness, in versions of the weights; all transitions so far are learned first."""
         if max_staleness == self._bound:
             return
         self._strategy.close()
-        self._strategy, self._bound = LearnInStep(self._learned, self.calls), 0
+        self._strategy, self._bound = LearnInStep(self.learned, self.calls), 0
         if max_staleness:
             entry = self._source.entry
-            if not all(
-                getattr(self._learned.agent, name, None) for name in ("state_dict", "load_state_dict")
-            ):
+            if not all(getattr(self.learned.agent, name, None) for name in ("state_dict", "load_state_dict")):
                 raise ConductorError(
                     f"agent {entry!r} has no state_dict and load_state_dict: max_staleness needs both"
                 )
             actor = AgentCalls(self._source.make(*self.spaces), self.spaces[1])
             try:
                 self._strategy = LearnBeside(
-                    self._learned,
+                    self.learned,
                     self.calls,
                     actor,
                     bound=max_staleness,
@@ -292,8 +290,10 @@ class AgentRuntime:
                 episode.fail("agent.act", error)
             return 0
 
-    def begin(self, episode: AgentEpisode) -> None:
-        """Tells the agent, if it wants to know; sets the fault of the episode if that fails."""
+    def begin(self, episode: AgentEpisode, *, settled: int = 0) -> None:
+        """Tells the agent, if it wants to know; sets the fault of the episode if that fails. `settled` as of `Learned`."""
+        self.learned.begin_told(episode.number)
+        episode.attempt("agent.state_dict", self.learned.settle, settled)
         if self._hears_begins and episode.told is not None:
             self._enter("agent.begin", (episode,))
             self._strategy.begin(episode, episode.told)
@@ -306,11 +306,16 @@ class AgentRuntime:
 
     def learn(self, episode: AgentEpisode, transition: Transition) -> None:
         """As `LearnInStep.learn`."""
-        self._enter(self._learned.where, (episode,))
+        self._enter(self.learned.where, (episode,))
         self._strategy.learn(episode, transition)
 
     def end(
-        self, episodes: Sequence[AgentEpisode], answer: Callable[[], bytes], *, session: bytes
+        self,
+        episodes: Sequence[AgentEpisode],
+        answer: Callable[[], bytes],
+        *,
+        session: bytes,
+        ticket: int = 0,
     ) -> bytes | None:
         """Ends these episodes when they are learned, and saves the state as `learned` says. As `LearnInStep.when_learned`."""
         self._enter("agent.state_dict", episodes)
@@ -320,33 +325,31 @@ class AgentRuntime:
                 if episode.fault is None:
                     episode.attempt("agent.metrics", self._report, episode)
                 if episode.fault is None:
-                    episode.attempt("agent.state_dict", self._learned.episode_ended)
+                    ended = partial(self.learned.episode_ended, episode.number, ticket=ticket)
+                    episode.attempt("agent.state_dict", ended)
             return answer()
 
         return self._strategy.when_learned(session, end)
 
     def _report(self, episode: AgentEpisode) -> None:
-        if values := self._learned.metrics():
-            named = (
-                {f"{episode.prefix}{name}": value for name, value in values.items()}
-                if episode.prefix
-                else values
-            )
+        if values := self.learned.metrics():
+            prefix = episode.prefix
+            named = {f"{prefix}{name}": value for name, value in values.items()} if prefix else values
             reports.add(named, of="metrics()", to=episode.reported)
 
     def save(self, work: AgentEpisode) -> None:
-        """Writes what was learned in ended episodes to disk; sets the fault of `work` if that fails."""
-        work.attempt("agent.state_dict", self._learned.save)
+        """The agent's part in the phase is over: writes what was learned to disk; sets the fault of `work` if that fails."""
+        work.attempt("agent.state_dict", partial(self.learned.save, over=True))
 
     def copy(self, path: Path) -> None:
         """As `Learned.copy`; to be called while no episode is being learned."""
-        self._learned.copy(path, name=self._name)
+        self.learned.copy(path, name=self._name)
 
     def close(self) -> None:
         """Learns all queued transitions and writes the state to disk; no other call may follow."""
         self.bind(0)
         last = AgentEpisode(b"")
-        self.save(last)
+        last.attempt("agent.state_dict", self.learned.save)
         if last.fault is not None:
             raise ConductorError(last.fault[1].within(f"agent {self._source.entry!r} cannot be saved"))
 

@@ -33,6 +33,8 @@ class AgentSession:
         self._name = name
         self._worker = worker
         self._workers = workers
+        self._finished = 0
+        """How many episodes were learned to their end."""
         self._episodes: dict[int, AgentEpisode] = {}
         self._players = PlayersSession(name, self.attribution, worker=worker, workers=workers)
 
@@ -62,8 +64,12 @@ class AgentSession:
                 episode = self._learn(runtime, 0, observation, request.reward, end=end, info=request.info)
                 del self._episodes[0]
                 self._tell_regular_end(runtime, episode, end)
+                self._finished += 1
                 return runtime.end(
-                    [episode], lambda: finished(request.number, episode, self.attribution), session=self._name
+                    [episode],
+                    lambda: finished(request.number, episode, self.attribution),
+                    session=self._name,
+                    ticket=self._finished,
                 )
             case wire.SaveFrame():
                 self._tell_ends(runtime, request.ended)
@@ -105,7 +111,7 @@ class AgentSession:
                 evaluation=request.evaluation,
             ),
         )
-        runtime.begin(episode)
+        runtime.begin(episode, settled=getattr(request, "settled", 0))
         return episode
 
     def close(self, runtime: AgentRuntime) -> None:

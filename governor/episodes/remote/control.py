@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from governor.episodes.spaces import SpaceSpec  # noqa: TC001  # msgspec reads it at run time
+from governor.episodes.restoring.so_far import PhaseSoFar  # noqa: TC001  # msgspec reads it at run time
+from governor.episodes.spaces import SpaceSpec  # noqa: TC001  # likewise
 from governor.failures import Reason, reason_of
 from transport.errors import ConnectionLost, ServiceNotFound, WorkerLost
 
@@ -92,7 +93,8 @@ class Release(Control, frozen=True):
 class Join(TurnRequest, frozen=True):
     """Requests a session with the agent, which is built at the first one. With `max_staleness` it acts with a snapshot of its
     weights, at most so many versions old (`agent_runtime`). `workers` are the streams of steps of the phase; it
-    `trains` the agent. `seed` is what it is built with; None: that of the run.
+    `trains` the agent. `seed` is what it is built with; None: that of the run. `so_far`: what it is to have learned
+    of the phase with the number `phase`.
     """
 
     observation_space: SpaceSpec
@@ -101,6 +103,14 @@ class Join(TurnRequest, frozen=True):
     workers: int = 1
     trains: bool = False
     seed: int | None = None
+    phase: int = -1
+    so_far: PhaseSoFar | None = None
+
+
+class Restoring(Control, frozen=True):
+    """Answer to `Join`: the agent learns again what is on record, so many `steps` by now; ask again."""
+
+    steps: int
 
 
 class Joined(Control, frozen=True):
@@ -163,7 +173,7 @@ class Failed(Control, frozen=True):
 
 EnvironmentControl: TypeAlias = Acquire | Release
 AgentControl: TypeAlias = Join | ReportHang | Copy
-ControlAnswer: TypeAlias = Leased | Busy | Joined | Accepted | NotExpired | Failed
+ControlAnswer: TypeAlias = Leased | Busy | Joined | Restoring | Accepted | NotExpired | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_environment_control: Callable[[bytes], EnvironmentControl] = msgspec.msgpack.Decoder(
@@ -198,11 +208,18 @@ async def ask(client: Client, service: str, message: Control, *, seconds: float)
 async def ask_when_available(
     client: Client, service: str, message: Control, *, seconds: float
 ) -> ControlAnswer:
-    """Repeats the request while the conductor is unavailable, for so many `seconds`; raises its last RequestError."""
+    """Repeats the request while the conductor is unavailable, for so many `seconds`, and while it restores its agent; raises its last
+    RequestError.
+    """
     deadline = monotonic() + seconds
+    replayed = -1
     while True:
         try:
-            return await ask(client, service, message, seconds=deadline - monotonic())
+            answer = await ask(client, service, message, seconds=deadline - monotonic())
+            if not isinstance(answer, Restoring):
+                return answer
+            if answer.steps != replayed:
+                deadline, replayed = monotonic() + seconds, answer.steps
         except UNAVAILABLE:
             if monotonic() >= deadline:
                 raise

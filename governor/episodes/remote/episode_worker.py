@@ -32,6 +32,7 @@ from governor.episodes.remote.worker import (
     RemoteWorker,
     Stopped,
 )
+from governor.episodes.restoring.so_far import obstacle_of
 from governor.episodes.simulation import Paused
 from governor.failures import Reason, one_line
 
@@ -176,6 +177,7 @@ class EpisodeWorker(RemoteWorker):
                 self._end(attempt, "cancelled")
                 return False
             return True
+        attempt.slot.recorder.note_last(following)
         self._idle.append(attempt.slot)
         if not self._train:
             self._end_in_time(attempt, attempt.regular_outcome)
@@ -242,6 +244,12 @@ class EpisodeWorker(RemoteWorker):
             self.simulation.played_again()
         self._end_waiting()
         self._idle = list(self._slots)
+        self.report_obstacle()
+        if not obstacle_of(
+            self.simulation.command
+        ):  # it has learned of the episode: it joins again, without that
+            for channel in list(self._agents.values()):
+                self._drop_agent(channel)
 
     # -- lines ----------------------------------------------------------------------------------------------
 

@@ -9,9 +9,11 @@ Rules of a vector:
 
 from __future__ import annotations
 
+from collections import deque
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from governor.episodes.records.reports import LINGER_SECONDS
 from governor.episodes.remote import wire
 from governor.episodes.remote.episode_worker import EpisodeWorker
 from governor.episodes.rules.evaluation import number_of
@@ -21,10 +23,17 @@ if TYPE_CHECKING:
 
     from governor.episodes.remote.episode_attempt import EpisodeAttempt
     from governor.episodes.remote.request_channel import RequestChannel
+    from governor.episodes.simulation import Simulation
 
 
 class SingleWorker(EpisodeWorker):
     """Its episodes cross one step a message, because a vector of one costs half as much again."""
+
+    def __init__(self, simulation: Simulation, number: int, *, linger: float = LINGER_SECONDS) -> None:
+        super().__init__(simulation, number, linger=linger)
+        self._finishes: deque[int] = deque()
+        """Of the episodes that the agent of this session has learned to their end: which of all reports they are."""
+        self._finishes_settled = 0
 
     def _play_round(self) -> bool:
         """One episode."""
@@ -71,6 +80,7 @@ class SingleWorker(EpisodeWorker):
             attempt.seed,
             self._take_ended(),
             observed.mask,
+            self._settled(),
         )
         while True:
             acted = self._ask(agent, request, attempt, wire.ActedFrame)
@@ -99,8 +109,21 @@ class SingleWorker(EpisodeWorker):
             truncated,
             stepped.whole_info,
         )
+        self._finishes.append(self._reports.added + 1)
         if self._ask(agent, finish, attempt, wire.FinishedFrame) is not None:
             self._end_in_time(attempt, attempt.regular_outcome)
+
+    def _settled(self) -> int:
+        """As of `wire.BeginFrame`."""
+        while self._finishes and self._finishes[0] <= self._reports.settled:
+            self._finishes.popleft()
+            self._finishes_settled += 1
+        return self._finishes_settled
+
+    def _join(self, name: str) -> RequestChannel:
+        self._finishes.clear()
+        self._finishes_settled = 0
+        return super()._join(name)
 
     def _ask(self, channel: RequestChannel, request: Any, attempt: EpisodeAttempt, kind: type[Any]) -> Any:
         """The answer; None if the attempt has ended instead. Raises RoundLost."""

@@ -92,7 +92,8 @@ class SteppedFrame(WireFrame, frozen=True, tag=4):
 
 class BeginFrame(WireFrame, frozen=True, tag=5):
     """The first observation of an episode; the answer is `ActedFrame`. `episode`, `seed` and `evaluation`: as of `ResetFrame`. `ended`
-    are the episodes of this session that ended, for agents that want to know.
+    are the episodes of this session that ended, for agents that want to know. `settled`: so many of its `FinishFrame` were of episodes
+    that are never played again.
     """
 
     observation: Any
@@ -103,6 +104,7 @@ class BeginFrame(WireFrame, frozen=True, tag=5):
     seed: int = -1
     ended: list[EndedEpisode] = []
     mask: Any = None
+    settled: int = 0
 
 
 class ActFrame(WireFrame, frozen=True, tag=6):
@@ -147,7 +149,7 @@ class FaultFrame(WireFrame, frozen=True, tag=10):
 
 
 class SaveFrame(WireFrame, frozen=True, tag=11):
-    """Saves what was learned in ended episodes; `FinishedFrame` is the answer, when it is on disk. `ended`: as of `BeginFrame`."""
+    """The agent's part in the phase is over: saves what was learned; `FinishedFrame` is the answer, when it is on disk. `ended`: as of `BeginFrame`."""
 
     ended: list[EndedEpisode] = []
 

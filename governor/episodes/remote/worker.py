@@ -20,9 +20,11 @@ from governor.episodes.players.assignment import SeveralPlayers
 from governor.episodes.records.reports import LINGER_SECONDS, EpisodeReports
 from governor.episodes.remote import control, wire
 from governor.episodes.remote.request_channel import Interrupted, Overdue, PeerLost, RequestChannel
+from governor.episodes.restoring.so_far import PhaseSoFar, obstacle_of
 from governor.episodes.rules.seeds import agent_seed
 from governor.episodes.simulation import Paused
 from governor.failures import Reason
+from governor.messages import AgentRestored
 from transport.errors import RequestError
 
 if TYPE_CHECKING:
@@ -60,6 +62,8 @@ class Stopped(Exception):
 def run(worker: RemoteWorker) -> None:
     """Runs a worker from its first episode to the end of the part."""
     simulation, number = worker.simulation, worker.number
+    if number == 0 and (simulation.spec.incarnation > 1 or simulation.command.done.ended):
+        worker.report_obstacle()
     try:
         worker.play_all()
     except NoFreeEnvironment as error:
@@ -80,6 +84,7 @@ class RemoteWorker(ABC):
         self.simulation = simulation
         self.number = number
         self._resets = 0
+        self._obstacle = obstacle_of(command)
         self._environment: RequestChannel | None = None
         self._agents: dict[str, RequestChannel] = {}
         self._masked: set[str] = set()
@@ -97,6 +102,14 @@ class RemoteWorker(ABC):
     @abstractmethod
     def play_all(self) -> None:
         """Plays until no episode is left. Raises NoFreeEnvironment, Stopped, ConductorUnavailable."""
+
+    def report_obstacle(self) -> None:
+        """Of a training phase that goes on, or has to play an episode again: why that is not exact, if it cannot be. Once."""
+        simulation, command = self.simulation, self.simulation.command
+        obstacle, self._obstacle = self._obstacle, ""
+        for agent in command.agents if obstacle and command.mode == "train" else ():
+            report = AgentRestored(phase=command.phase, agent=agent, reason=obstacle)
+            simulation.ask(simulation.link.report(report), stoppable=False)
 
     def close(self) -> None:
         """Saves what was learned and releases the lease; the session remains, the next phase takes it over."""
@@ -121,8 +134,6 @@ class RemoteWorker(ABC):
 
     def _save_agent(self, name: str) -> None:
         """An agent that is gone cannot save any more; that is logged and is no failure."""
-        if self.simulation.command.mode != "train" and not self._ended.get(name):
-            return
         try:
             reason = self._request_save(name)
         except PeerLost as error:
@@ -219,6 +230,7 @@ class RemoteWorker(ABC):
         spec, command = self.simulation.spec, self.simulation.command
         if self._lease is None:
             raise ConductorUnavailable("an agent cannot join without an environment")
+        self._reports.send()
         observation, action = self._spaces_for(name, self._lease)
         request = control.Join(
             owner=spec.name,
@@ -231,6 +243,8 @@ class RemoteWorker(ABC):
             workers=command.workers * command.vector,
             trains=command.mode == "train",
             seed=agent_seed(command.seed, name) if len(command.agents) > 1 else None,
+            phase=command.phase,
+            so_far=self._so_far(),
         )
         service = control.agent_service(spec.uid, name)
         answer = self._request_until_available(service, request, control.Joined)
@@ -241,6 +255,12 @@ class RemoteWorker(ABC):
         ):
             (kind.add if is_one else kind.discard)(name)
         return self._open_channel(f"agent {name!r}", answer.endpoint, answer.session)
+
+    def _so_far(self) -> PhaseSoFar:
+        """The only worker has reported all that has ended; others report meanwhile."""
+        command = self.simulation.command
+        ended = command.done.ended if obstacle_of(command) else self.simulation.ended_so_far
+        return PhaseSoFar.of(command, ended)
 
     def _open_channel(self, name: str, endpoint: str, identity: str) -> RequestChannel:
         return RequestChannel(

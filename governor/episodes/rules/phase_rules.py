@@ -13,11 +13,12 @@ import msgspec
 
 from governor import logs
 from governor.episodes.metrics import NONFINITE
+from governor.episodes.records import state_file
 from governor.episodes.records.checkpoints import Checkpoints, folder_of
 from governor.episodes.rules import evaluation
-from governor.episodes.rules.conditions import Goal, wall_clock
+from governor.episodes.rules.conditions import STRENGTH, Goal, wall_clock
 from governor.episodes.rules.failures import Retries
-from governor.episodes.rules.statistics import PhaseStatistics, bounds_of
+from governor.episodes.rules.statistics import PhaseStatistics, bounds_of, summarize
 from governor.errors import ConductorError
 from governor.failures import reason_of, traceback_of
 from governor.messages import PartEndedReport
@@ -117,9 +118,24 @@ class PhaseRules:
         """The built-in condition that held first."""
         return self._statistics.ended_by
 
-    @property
-    def metrics(self) -> dict[str, float]:
-        return self._evaluation_results.metrics
+    def metrics_at_end(self, steps_per_second: float | None) -> dict[str, float]:
+        return summarize(self.figures, steps_per_second=steps_per_second) | self._evaluation_results.metrics
+
+    def only_restores(self) -> bool:
+        """Whether all episodes had ended when an earlier process of the training died, and the saved state of its agent may lack something
+        of them. Blocks.
+        """
+        command, ended = self._command, self._command.done.ended
+        stops = STRENGTH[self.initial_flow] >= STRENGTH["STOP_SIMULATION"] or self.schedule.stage is None
+        if not (stops and ended and command.mode == "train" and command.workers * command.vector == 1):
+            return False
+        try:
+            saved = state_file.learned(self._run_folder / "agents" / f"{command.agents[0]}.state")
+        except ConductorError:  # the process of the agent will say so
+            return False
+        if not saved or saved["phase"] != command.name:
+            return True
+        return not saved["over"] and bool(saved["ended"] != ended.bounds)
 
     # -- checkpoints between two stages -----------------------------------------------------------------------
 
@@ -129,7 +145,7 @@ class PhaseRules:
 
     def open(self, run_folder: Path, copy: Copy | None) -> None:
         """`copy` copies the state of an agent, if the phase has checkpoints."""
-        command = self._command
+        command, self._run_folder = self._command, run_folder
         if command.checkpoint is not None and copy is not None:
             self._checkpoints = Checkpoints(
                 command.checkpoint,

@@ -26,6 +26,7 @@ class Agent:
     """
 
     streams = "any"
+    not_exact = "what an agent of Stable-Baselines3 learned after its last save is not replayed"
 
     def __init__(
         self,

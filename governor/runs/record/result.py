@@ -212,8 +212,20 @@ def _phase(
         episodes=figures.outcomes,
         metrics=metrics or (summarize(figures) if figures.trained else {}),
         **_tasks(journal.tasks(assignment.uid, index), folder, phase.name, writes=outcome != "in work"),
+        **_exactness(journal, assignment.uid, index),
         **failures.of_phase(journal.causes(assignment.uid, index), events),
     )
+
+
+def _exactness(journal: RunRecords, uid: str, phase: int) -> dict[str, Any]:
+    """The fields of `PhaseResult` that tell whether the agents were brought back exactly."""
+    found = [
+        event.data
+        for event in journal.standing_events_of(uid, ("agent.restored",))
+        if event.data["phase"] == phase
+    ]
+    reasons = [f"agent {data['agent']}: {data['reason']}" for data in found if data["reason"]]
+    return {"exact": not reasons, "not_exact": next(iter(reasons), "")} if found else {}
 
 
 def _tasks(records: Iterator[TaskRecord], folder: Path, phase: str, *, writes: bool) -> dict[str, Any]:

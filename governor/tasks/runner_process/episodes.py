@@ -51,6 +51,7 @@ from governor.tasks.protocol.episodes import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from governor.episodes.records.reports import EpisodeReports
     from governor.episodes.spaces import SpaceSpec
     from governor.messages import StartSimulation
     from governor.tasks.api import TaskContext
@@ -116,7 +117,7 @@ def _make_ready(chunk: EpisodeChunk, run: str, run_folder: Path) -> str | list[s
 class _Actor(LocalAgent):
     """An agent that only acts."""
 
-    def episode_ended(self) -> None:
+    def episode_ended(self, index: int = -1, reports: EpisodeReports | None = None) -> None:
         """Nothing was learned, so nothing is saved."""
 
 

@@ -1,0 +1,26 @@
+"""An agent whose next action depends on all of its state."""
+
+import time
+
+import numpy as np
+
+
+class Draws:
+    def __init__(self, observation_space, action_space, seed, *, slow=0.0):
+        self.random = np.random.default_rng(seed)
+        self.slow = slow
+        self.steps = 0
+
+    def act(self, observation, *, explore):
+        return int(self.random.integers(2)) if explore else 0
+
+    def learn(self, transition):
+        time.sleep(self.slow)
+        self.steps += 1
+
+    def state_dict(self):
+        return {"random": self.random.bit_generator.state, "steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.random.bit_generator.state = state["random"]
+        self.steps = state["steps"]
