@@ -16,7 +16,8 @@ import msgspec
 import yaml
 
 from governor.errors import GovernorError, Unreachable
-from governor.messages import ReadOutput
+from governor.journal.failures import failed
+from governor.messages import FailureGroup, ReadOutput
 from governor.messages.curves import EVALUATION, QUANTILES
 from governor.report import timeline
 from governor.report.compare import compare
@@ -38,7 +39,7 @@ from governor.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from governor.messages import FailureGroup, PhaseResult, RunResult
+    from governor.messages import RunEvent, RunResult
     from governor.messages.curves import Curve
     from governor.report.document import EpisodeSteps, Session, Table
     from governor.report.source import Source
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 MOST_METRICS: Final = 60
 """Metrics of a run whose curves are drawn."""
 MOST_CAUSES: Final = 40
+CONDUCTOR_KINDS: Final = ("conductor.failed", "conductor.exited")
 LOG_CAUSES: Final = 10
 """Causes that are shown with lines of their logs: for each all the run's output is looked through."""
 LOG_LINES: Final = 30
@@ -124,16 +126,40 @@ class RunCollector:
     # -- failures ----------------------------------------------------------------------------------------------
 
     async def failures(self) -> list[Failure]:
-        groups = [(phase, group) for phase in self._result.phases for group in phase.failures]
+        groups = [(phase.name, group) for phase in self._result.phases for group in phase.failures]
+        groups += [("", group) for group in await self._deaths()]
         groups.sort(key=lambda each: -each[1].number)
         return [
             await self._failure(phase, group, with_log=place < LOG_CAUSES)
             for place, (phase, group) in enumerate(groups[:MOST_CAUSES])
         ]
 
-    async def _failure(self, phase: PhaseResult, group: FailureGroup, *, with_log: bool) -> Failure:
+    async def _deaths(self) -> list[FailureGroup]:
+        """One for each conductor that has failed or died by itself: those are not of a phase."""
+        found: dict[str, list[RunEvent]] = {}
+        try:
+            async for event in self._source.events(self._uid, CONDUCTOR_KINDS):
+                if failed(event.kind, [event.data]):
+                    found.setdefault(event.data["conductor"], []).append(event)
+        except Unreachable:
+            raise
+        except GovernorError:  # only the result is left, which has those of phases
+            return []
+        return [
+            FailureGroup(
+                kind="conductor",
+                number=len(events),
+                outcome="crashed",
+                reason="",
+                first=f"conductor {name}",
+                event=events[0].seq,
+            )
+            for name, events in found.items()
+        ]
+
+    async def _failure(self, phase: str, group: FailureGroup, *, with_log: bool) -> Failure:
         made = Failure(
-            phase=phase.name,
+            phase=phase,
             kind=group.kind,
             number=group.number,
             outcome=group.outcome,
@@ -148,9 +174,10 @@ class RunCollector:
         if not listed.failures or listed.failures[0].event != group.event:
             return made
         first = listed.failures[0]
+        made.reason = made.reason or first.reason
         made.traceback = listed.tracebacks.get(first.traceback, "")
         if with_log:
-            made.log = await self._log(group.first, phase.name, first.at)
+            made.log = await self._log(group.first, phase, first.at)
         return made
 
     async def _log(self, what: str, phase: str, at: float) -> list[LogLine]:
@@ -175,7 +202,7 @@ class RunCollector:
                     where=f"{what}, in {line.conductor}",
                 )
                 for line in page.lines
-                if line.at <= at + 1.0 and line.phase in ("", phase) and not line.dropped
+                if line.at <= at + 1.0 and (not phase or line.phase in ("", phase)) and not line.dropped
             ]
             del lines[:-LOG_LINES]
             if page.lines and page.lines[-1].at > at + 1.0:

@@ -92,6 +92,22 @@ async def test_a_report_has_the_numbers_of_the_results_with_and_without_the_daem
     assert left == run
 
 
+async def test_a_conductor_that_was_killed_is_a_failure_with_its_last_lines(instance):
+    conductors = {**RUN["conductors"], "agents": {"walker": {"entry": "user_code:Killed"}}}
+    async with instance.serve() as tree:
+        killed = {**RUN, "conductors": conductors, "restart": {"conductors": 0}}
+        uid = await tree.executor.submit(killed, folder=instance.folder)
+        await tree.end(uid)
+        file = instance.folder / "report.html"
+        broker = f"ipc://{instance.runtime}/broker.sock"
+        await governor(instance, "--broker", broker, "report", uid, "-o", file)
+    [run] = Page(file.read_text()).data["runs"]
+    [failure] = [each for each in run["failures"] if each["kind"] == "conductor"]
+    assert (failure["first"], failure["number"]) == ("conductor agent.walker", 1)
+    assert failure["reason"] == "its process ended with exit code -9"
+    assert [line["text"] for line in failure["log"]] == ["before the kill"]
+
+
 async def test_errors_say_what_to_do(instance):
     async with instance.serve() as tree:
         broker = f"ipc://{instance.runtime}/broker.sock"

@@ -44,6 +44,14 @@ class Stumbler(Walker):
         return super().act(observation, explore=explore)
 
 
+class Killed(Walker):
+    """Its process gets SIGKILL in the first step, after it has printed a line."""
+
+    def act(self, observation, *, explore):
+        os.write(1, b"before the kill\n")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Dies:
     """Exits while its conductor waits for the first action."""
 

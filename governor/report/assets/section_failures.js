@@ -16,7 +16,7 @@ register({
         badge(failure.outcome),
         ` ${times}`,
         element("strong", { text: visible(failure.reason || failure.outcome) }),
-        element("span", { class: "soft", text: ` ${visible(failure.phase)}, ${failure.number > 1 ? "first: " : ""}${visible(failure.first)}${failure.failure_kind ? `, ${failure.failure_kind}` : ""}` }),
+        element("span", { class: "soft", text: ` ${[failure.phase && visible(failure.phase), `${failure.number > 1 ? "first: " : ""}${visible(failure.first)}`, failure.failure_kind].filter(Boolean).join(", ")}` }),
       );
       const details = element("details", { open: onPaper() || (context.state.open.size ? context.state.open.has(key) : index === 0) }, line);
       details.addEventListener("toggle", () => details.isConnected && !onPaper() && context.state.open[details.open ? "add" : "delete"](key));
