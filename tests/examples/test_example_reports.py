@@ -40,6 +40,29 @@ class Agent:
             raise ValueError(SAID)
         return self.steps % 2
 """
+RUN_OF_MANY = """\
+name: many
+conductors:
+  environments: {lake: {entry: "gymnasium:FrozenLake-v1"}}
+  agents: {walker: {entry: "many:Agent"}}
+phases:
+  - name: train
+    simulate: {environment: lake, agents: [walker], episodes: 10000, transport: in_process}
+  - name: fit
+    tasks: [{id: fit, call: "many:fit", repeat: 10000}]
+"""
+MANY = """
+class Agent:
+    def __init__(self, *, observation_space, action_space, seed):
+        action_space.seed(seed)
+        self.space = action_space
+
+    def act(self, observation, *, explore):
+        return int(self.space.sample())
+
+def fit():
+    return {"loss": 0.5}
+"""
 LOOK = """
 page.wait_for_selector("#run_file")
 scrolled(page)
@@ -178,3 +201,12 @@ def test_what_user_code_says_stays_text_on_both_pages(governor, playwright, fold
         for found in look_at_both(uid, governor, playwright, folder):
             assert found["images"] == 0
             assert found["text"].count("</script><script>alert(1)</script><img src=x onerror=alert(2)>") >= 2
+
+
+def test_ten_thousand_episodes_and_tasks_are_on_both_pages(governor, playwright, folder):
+    (folder / "many.py").write_text(MANY)
+    (folder / "run.yaml").write_text(RUN_OF_MANY)
+    with served(governor):
+        said = governor("submit", "run.yaml", "--wait")
+        for found in look_at_both(re.search(r"run (\w+)", said)[1], governor, playwright, folder):
+            assert found["text"].count("10,000") >= 2
