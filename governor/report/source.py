@@ -88,6 +88,10 @@ class _Records(RunRecords):
             with closing(schema.connect_read_only(self._path)) as connection:
                 yield from connection.execute(question, parameters)
         except sqlite3.Error as error:
+            if not self._path.exists():
+                raise JournalError(
+                    f"there is no journal {self._path}: of this run only files are left"
+                ) from None
             raise JournalError(f"the journal {self._path} cannot be read: {error}") from error
 
 

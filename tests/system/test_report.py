@@ -87,6 +87,7 @@ async def test_a_report_has_the_numbers_of_the_results_with_and_without_the_daem
     [pruned] = Page(other.read_text()).data["runs"]
     assert pruned["summary"] == run["summary"]
     assert [line.split(":")[0] for line in pruned["missing"]] == ["curves", "timeline"]
+    assert all("there is no journal" in line for line in pruned["missing"])
     await governor(instance, "report", uid[:6], "--state-dir", instance.folder / "s", "-o", other)
     [left] = Page(other.read_text()).data["runs"]
     assert left == run
