@@ -154,11 +154,11 @@ async def test_what_the_governor_logs_in_a_runner_is_a_line_with_level_and_logge
     ]
 
 
-async def test_a_conductor_that_dies_within_a_line_leaves_it(instance, code):
+async def test_an_environment_that_dies_within_a_line_leaves_it_at_each_attempt(instance, code):
     async with instance.serve() as tree, asyncio.timeout(60):
         uid = await tree.executor.submit(run_of("one", die=True), folder=code)
         lines = await all_of(tree.executor, uid, follow=True)
-    assert [line.text for line in lines if line.partial] == ["one half"]
+    assert [line.text for line in lines if line.partial] == ["one half"] * 3
 
 
 async def test_lines_of_a_task_bear_its_run_and_attempt_also_if_it_is_killed_within_a_line(instance, code):

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from governor.episodes import report_queue, simulation, trajectories
+from governor.episodes import report_queue, trajectories
+from governor.episodes.rules import phase_rules
 from governor.errors import ConductorError
 from governor.messages import (
     Done,
@@ -262,7 +263,7 @@ async def test_a_restarted_agent_conductor_continues_from_its_state(harness):
     second = await harness.start("agent.walker", incarnation=2, **settings)
     records, _ = await harness.play(episodes=1, phase=1, name="more", incarnation=2)
     assert outcomes(records) == ["terminated"]
-    assert second.host._runtime._learned.agent.learned == 20
+    assert second.host._runtime.learned.agent.learned == 20
 
 
 async def test_returns_that_no_float_can_sum_up_end_the_phase_as_all_others(harness):
@@ -275,7 +276,7 @@ async def test_returns_that_no_float_can_sum_up_end_the_phase_as_all_others(harn
 
 async def test_a_fault_of_the_phases_own_end_ends_the_conductor_with_the_reason(harness, monkeypatch):
     await harness.pair()
-    monkeypatch.setattr(simulation, "summarize", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(phase_rules, "summarize", lambda *_, **__: 1 / 0)
     controller = await harness.start("simulation")
     await controller.perform(harness.command(episodes=1))
     reason = await asyncio.wait_for(controller.failed, 20)

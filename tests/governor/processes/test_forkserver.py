@@ -176,8 +176,8 @@ class TestWarmUp:
         child = await process._spawn(
             server,
             "c",
-            "process_targets:leave",
-            b"4",
+            ("process_targets:leave", b"4", None),
+            {"mark": process._new_mark(), "starts_processes": False},
         )
         assert await child.wait() == 4
         assert (await process.warm(ray=True)) is server

@@ -31,7 +31,7 @@ def recorded(folder, space, values, *, index=0):
     recorder.keeps_last = True
     recorder.begin(episode=index, seed=5)
     for step, value in enumerate(values[:-1]):
-        recorder.steps.append((observe(value)[1], step % 2, 0.5, False, step + 2 == len(values), 0))
+        recorder.steps += (observe(value)[1], step % 2, 0.5, False, step + 2 == len(values), 0)
     recorder.last = observe(values[-1])[1]
     recorder.end(outcome="truncated")
     recorder.close()
