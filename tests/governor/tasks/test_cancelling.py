@@ -200,7 +200,7 @@ async def test_signals_at_any_moment_hit_only_whom_they_are_meant_for(world, see
     news = world.heard.of[runner]
     hits, asked = 0, {world.work("nothing").ticket}  # the test before may have asked for it
     end = time.monotonic() + 3
-    while time.monotonic() < end:
+    while time.monotonic() < end or hits <= 10:
         call = chance.choice(["short", "short", "short_async", "nothing"])
         runs = [tuple(range(chance.choice([1, 3]))) for _ in range(chance.randrange(1, 40))]
         work_items = [world.work(call, runs=each) for each in runs]
@@ -218,7 +218,6 @@ async def test_signals_at_any_moment_hit_only_whom_they_are_meant_for(world, see
                 asked.add(ticket)
                 world.runners.cancel(runner, ticket)
         hits += check(news[start:], work_items, asked)
-    assert hits > 10
     assert not world.heard.all(runner, RunnerGone)
     world.give_back(runner)
 

@@ -252,7 +252,7 @@ from agentlab.experiments.graph_execution_ray import execute_task_graph
 
 needs = {"task1": [], "task2": ["task1"], "task3": ["task1"], "task4": ["task2", "task3"]}
 ray.init(num_cpus=4)
-execute_task_graph([Exp(name, "call", "my_project:meet") for name in "ab"])  # two runners have imported AgentLab
+execute_task_graph([Exp(name, "call", "my_project:meet") for name in "abcd"])  # all runners have imported AgentLab
 results = execute_task_graph([MockedExpArgs(exp_id=name, depends_on=needs[name]) for name in needs])
 ray.shutdown()
 print(json.dumps([[results[name].start_time, results[name].end_time] for name in needs]))
