@@ -8,6 +8,7 @@ conductor.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,7 +18,7 @@ from governor.episodes import exits
 from governor.episodes.context import Context
 from governor.episodes.remote.environments import messages
 from governor.episodes.remote.environments.host import EnvironmentHost
-from governor.episodes.remote.environments.messages import Built, Ending, Lend, Look, Renew, Seen
+from governor.episodes.remote.environments.messages import Built, Ending, FromProcess, Lend, Look, Renew, Seen
 from governor.errors import ConductorError, ExitCode
 from governor.failures import Reason, reason_of, shortened, utf8
 from governor.message_stream import MessageStream, StreamClosed
@@ -93,7 +94,7 @@ def _answer(
                 renewals.add(task)
                 task.add_done_callback(renewals.discard)
             else:
-                conductor.send(messages.encode(_seen(host, request)))
+                _send(conductor, _seen(host, request))
     except StreamClosed:
         asyncio.get_running_loop().remove_reader(conductor)
         closing.set()
@@ -101,7 +102,7 @@ def _answer(
 
 async def _renew(host: EnvironmentHost, conductor: MessageStream, closing: asyncio.Event) -> None:
     await host.run_in_thread(host.close_environments)
-    conductor.send(messages.encode(Seen()))
+    _send(conductor, Seen())
     try:
         await host.run_in_thread(host.build)
     except Exception as error:  # noqa: BLE001  # user code
@@ -139,10 +140,25 @@ def _send_built(conductor: MessageStream, host: EnvironmentHost) -> None:
         players=host.players,
         turns=host.turns,
     )
-    conductor.send(messages.encode(built))
+    _send(conductor, built)
 
 
 def _send_ending(conductor: MessageStream, reason: Reason) -> None:
     """Users' messages may contain invalid UTF-8, names of files for example."""
     text, traceback = utf8(str(reason)[:REASON_CHARACTERS]), shortened(utf8(reason.traceback))
-    conductor.send(messages.encode(Ending(reason=text, traceback=traceback)))
+    _send(conductor, Ending(reason=text, traceback=traceback))
+
+
+def _send(conductor: MessageStream, message: FromProcess) -> None:
+    """In the event loop: the spaces of pictures do not fit into the kernel's buffer."""
+    conductor.send(messages.encode(message))
+    if conductor.unsent:
+        asyncio.get_running_loop().add_writer(conductor, _flush, conductor)
+
+
+def _flush(conductor: MessageStream) -> None:
+    with contextlib.suppress(StreamClosed):  # its reader sees that, too
+        conductor.flush()
+        if conductor.unsent:
+            return
+    asyncio.get_running_loop().remove_writer(conductor)

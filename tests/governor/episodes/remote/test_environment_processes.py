@@ -69,6 +69,12 @@ async def test_the_death_of_one_costs_its_episode_another_try_and_the_others_not
     assert not harness.failures["environment.lake"].done()
 
 
+async def test_the_spaces_of_large_pictures_arrive(harness):
+    await asyncio.wait_for(harness.start("environment.lake", entry="conductor_world:Pictures"), 40)
+    [process] = pool_of(harness)._idle
+    assert process.built.observation_space.shape == (600, 600, 3)
+
+
 async def test_one_that_dies_idle_is_replaced_when_it_is_needed(harness):
     await harness.pair()
     [process] = pool_of(harness)._idle

@@ -123,3 +123,11 @@ class DiesBuilt(Walk):
         super().__init__()
         if first_time(flag):
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Pictures(Walk):
+    """The bounds of its observations are larger than what a socket takes at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = Box(0, 255, (600, 600, 3), np.uint8)
