@@ -20,7 +20,7 @@ NEED_IT = [
     ROOT / "tests/examples/test_stable_baselines3.py",
     ROOT / "tests/system/deaths/test_stable_baselines3.py",
 ]
-INSTALL_SECONDS, TEST_SECONDS = 600, 1800
+INSTALL_SECONDS, TEST_SECONDS = 600, 2700
 
 
 def test_without_it_check_says_what_to_install(tmp_path, monkeypatch):
