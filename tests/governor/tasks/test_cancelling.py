@@ -218,6 +218,7 @@ async def test_signals_at_any_moment_hit_only_whom_they_are_meant_for(world, see
                 asked.add(ticket)
                 world.runners.cancel(runner, ticket)
         hits += check(news[start:], work_items, asked)
+    assert hits > 10
     assert not world.heard.all(runner, RunnerGone)
     world.give_back(runner)
 

@@ -68,7 +68,7 @@ class Built(EnvironmentMessage, frozen=True):
 
 
 class Ending(EnvironmentMessage, frozen=True):
-    """Why the process will exit: one line, with the traceback of user code if it is hers."""
+    """Why the process will exit: one line, with the traceback of user code if that has raised."""
 
     reason: str
     traceback: str = ""
