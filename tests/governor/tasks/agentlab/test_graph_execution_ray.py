@@ -171,6 +171,7 @@ def play(package, tmp_path):
         "ONCE": str(tmp_path),
         "RAY_TMPDIR": short,
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": os.environ["RAY_worker_niceness"],  # noqa: SIM112  # as `conftest` sets it
     }
 
     def play(program):
