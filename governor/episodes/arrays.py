@@ -8,8 +8,9 @@ Rules:
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
@@ -21,6 +22,8 @@ ARRAY: Final = 1
 """The msgpack extension type of an array."""
 KINDS: Final = frozenset("biufc")
 MAX_DIMENSIONS: Final = 32
+MAX_HEADER: Final = 1024
+"""Bytes: more than one of `MAX_DIMENSIONS` has. Headers are remembered."""
 
 _header_encoder = msgspec.msgpack.Encoder()
 _header_decoder = msgspec.msgpack.Decoder(tuple[int, str, tuple[int, ...]])
@@ -32,28 +35,42 @@ class WireError(ValueError):
 
 
 def pack(array: NDArray[np.generic]) -> msgspec.msgpack.Ext:
-    if array.dtype.kind not in KINDS:
-        raise TypeError(f"an array of {array.dtype} is not a vector of numbers")
-    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    header = _header_encoder.encode((1, little.dtype.str, little.shape))
-    return msgspec.msgpack.Ext(
-        ARRAY, len(header).to_bytes(_HEADER_SIZE, "little") + header + little.tobytes(order="C")
-    )
+    little, header = _packing(array.dtype, array.shape)
+    if little is not array.dtype:
+        array = array.astype(little, copy=False)
+    return msgspec.msgpack.Ext(ARRAY, header + array.tobytes())
+
+
+@lru_cache(maxsize=256)  # one for each stream, the same step by step
+def _packing(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[np.dtype[Any], bytes]:
+    """What is sent of such an array: its type, and the header with its length. Raises TypeError."""
+    if dtype.kind not in KINDS:
+        raise TypeError(f"an array of {dtype} is not a vector of numbers")
+    little = dtype.newbyteorder("<")
+    header = _header_encoder.encode((1, little.str, shape))
+    return dtype if little == dtype else little, len(header).to_bytes(_HEADER_SIZE, "little") + header
 
 
 def unpack(data: memoryview) -> NDArray[np.generic]:
+    start = _HEADER_SIZE + int.from_bytes(data[:_HEADER_SIZE], "little")
+    dtype, shape, size = _unpacking(bytes(data[_HEADER_SIZE : min(start, _HEADER_SIZE + MAX_HEADER)]))
+    if size != len(data) - start:
+        raise WireError(f"{len(data) - start} bytes are no array of {dtype.str} with shape {shape}")
+    array: NDArray[np.generic] = np.frombuffer(data[start:], dtype)
+    return array.copy() if len(shape) == 1 else array.reshape(shape).copy()
+
+
+@lru_cache(maxsize=256)
+def _unpacking(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """The type, shape and bytes of an array with this header. Raises WireError."""
     try:
-        start = _HEADER_SIZE + int.from_bytes(data[:_HEADER_SIZE], "little")
-        _, code, shape = _header_decoder.decode(data[_HEADER_SIZE:start])
+        _, code, shape = _header_decoder.decode(header)
         dtype = np.dtype(code)
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
         raise WireError(f"an array without a header: {error}") from error
     if dtype.kind not in KINDS or len(shape) > MAX_DIMENSIONS or any(side < 0 for side in shape):
         raise WireError(f"an array of {code!r} with shape {shape} is none of ours")
-    if prod(shape) * dtype.itemsize != len(data) - start:
-        raise WireError(f"{len(data) - start} bytes are no array of {code} with shape {shape}")
-    array: NDArray[np.generic] = np.frombuffer(data[start:], dtype=dtype).reshape(shape).copy()
-    return array
+    return dtype, shape, prod(shape) * dtype.itemsize
 
 
 def encode_hook(value: object) -> object:
