@@ -104,14 +104,14 @@ class Simulation:
 
     # -- for the workers ------------------------------------------------------------------------------------
 
-    def next_index(self, *, wait: bool = True) -> int | None:
-        """The index of the next episode, None when no episode is left. While none may begin it waits, or raises Paused."""
+    def next_index(self, *, wait: bool = True, again: int | None = None) -> int | None:
+        """The index of the next episode, None when none is left. While none may begin it waits, or raises Paused. `again`: one given before."""
         schedule = self._rules.schedule
         with self._condition:
             self._user.wait()
             while not self.stopping and not self._restores:
                 if not self._paused:
-                    index = schedule.next()
+                    index = schedule.next() if again is None else again
                     if index is not None or schedule.is_last:
                         return index
                 if not wait:

@@ -181,7 +181,8 @@ class ActorPool:
         self._acquire_timeout = acquire_timeout
         self._idle: deque[_Slot] = deque()
         self._leases: dict[int, _Slot] = {}
-        self._starts: set[asyncio.Task[None]] = set()
+        self._starts: dict[asyncio.Task[None], int] = {}
+        """Each with the number of its slot."""
         self._closings: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._started = False
@@ -220,19 +221,19 @@ class ActorPool:
         Raises NoEnvironments if all environments are lost, PoolBusy if none was released within `acquire_timeout`, and
         UsageError before `start` and after `aclose`.
         """
-        return await self._acquire()
+        return self._lease() if await self._wait_for_idle() else None
 
-    async def _acquire(self, **fields: Any) -> ActorHandle | None:
-        """`fields` of the handle are not those of the task."""
+    async def _wait_for_idle(self) -> bool:
+        """Returns at once when an environment is idle; False when no task is left. Raises as `acquire`."""
         if not self._started:
             raise UsageError("the pool was not started: await start() first")
         until = asyncio.get_running_loop().time() + self._acquire_timeout
         while True:
             self._raise_if_closed()
             if not self._task_left():
-                return None
+                return False
             if self._idle:
-                return self._lease(fields)
+                return True
             self._raise_if_all_lost()
             try:
                 async with asyncio.timeout_at(until):
@@ -250,9 +251,13 @@ class ActorPool:
             slot.broken = reason
 
     def _renew(self) -> None:
-        """Every environment is started anew before its next task."""
+        """Every environment is started anew before its next task, also one that is just starting."""
         for slot in self._leases.values():
             slot.outdated = True
+        for start, number in [*self._starts.items()]:
+            if not start.done() and not start.cancelling():
+                start.cancel()
+                self._start_slot(number)
         while self._idle:
             slot = self._idle.popleft()
             self._run_closing(_close(slot.endpoint.local_env))
@@ -293,7 +298,8 @@ class ActorPool:
         if self._closings:
             await asyncio.wait(self._closings, timeout=2 * CLOSE_SECONDS)
 
-    def _lease(self, fields: dict[str, Any]) -> ActorHandle:
+    def _lease(self, **fields: Any) -> ActorHandle:
+        """Needs an idle environment and a task that is left. `fields` of the handle are not those of the task."""
         task = EpisodeTask(*self._lookahead.popleft())  # first: an invalid task uses no slot
         slot = self._idle.popleft()
         endpoint = slot.endpoint
@@ -328,11 +334,11 @@ class ActorPool:
 
     def _start_slot(self, number: int) -> None:
         start = asyncio.create_task(self._run_start(number), name=f"actor_pool.fill.{number}")
-        self._starts.add(start)
+        self._starts[start] = number
         start.add_done_callback(self._start_ended)
 
     def _start_ended(self, start: asyncio.Task[None]) -> None:
-        self._starts.discard(start)
+        self._starts.pop(start, None)
         self._wake()
 
     async def _run_start(self, number: int) -> None:

@@ -4,12 +4,15 @@ Rules:
 1. Episodes come from the simulation, in its order, and their ends go back to it.
 2. An environment behind a server is identified by its id: one episode at a time uses an id, others wait.
 3. At most as many ended episodes as there are workers are unacknowledged: beyond that, the next one waits.
+4. While an episode waits for its environment, others end. So what may keep it from beginning (a pause, an answer of a
+   condition that is due, a RESET) is looked at again after each wait, and there is none between that and the lease.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +56,7 @@ class PhasePool(ActorPool):
         self._id_of = id_of
         self._ids_in_use: set[str] = set()
         self._returned_indices: deque[int] = deque()
-        self._index_lock = asyncio.Lock()
+        self._index_lock, self._pause_lock = asyncio.Lock(), asyncio.Lock()
         self._unacknowledged: set[asyncio.Future[Any]] = set()
 
     async def acquire(self) -> ActorHandle | None:
@@ -63,42 +66,56 @@ class PhasePool(ActorPool):
         index = self._returned_indices.popleft() if self._returned_indices else await self._next_index()
         if index is None:
             return None
-        if self._resets != self._simulation.resets:
-            self._resets = self._simulation.resets
-            self._renew()
         try:
-            return await self._acquire_id(self._id_of(index), index)
+            return await self._acquire_for(index)
         except BaseException:
             self._returned_indices.append(index)
             raise
 
-    async def _acquire_id(self, env_id: str, index: int) -> ActorHandle | None:
-        while env_id in self._ids_in_use:
-            await self._changed.wait()
-        self._ids_in_use.add(env_id)
-        actor = None
-        try:
-            actor = await self._acquire(
-                env_id=env_id,
-                group_id=env_id,
-                episode=index,
-                seed=self._simulation.seed_of(index),
-                evaluation=number_of(index, self._simulation.command),
-            )
-        finally:
-            if actor is None:
-                self._ids_in_use.remove(env_id)
-                self._wake()
-        return actor
+    async def _acquire_for(self, index: int) -> ActorHandle | None:
+        env_id = self._id_of(index)
+        while await self._may_begin(index):
+            if self._resets != self._simulation.resets:
+                self._resets = self._simulation.resets
+                self._renew()
+            if env_id in self._ids_in_use:
+                await self._changed.wait()
+            elif self._idle and self._task_left():
+                self._ids_in_use.add(env_id)
+                return self._lease(
+                    env_id=env_id,
+                    group_id=env_id,
+                    episode=index,
+                    seed=self._simulation.seed_of(index),
+                    evaluation=number_of(index, self._simulation.command),
+                )
+            elif not await self._wait_for_idle():
+                return None
+        return None
 
     async def _next_index(self) -> int | None:
         async with self._index_lock:  # one thread waits for the end of a pause, for any number of workers
             try:
-                if not self._simulation.awaits_conditions:
-                    return self._simulation.next_index(wait=False)
+                return self._index_now()
             except Paused:
-                pass
-            return await in_daemon_thread(self._simulation.next_index, name="text.paused")
+                return await in_daemon_thread(self._simulation.next_index, name="text.paused")
+
+    async def _may_begin(self, index: int) -> bool:
+        """False once the phase stops. True is as of now: it is never followed by a wait."""
+        while True:
+            try:
+                return self._index_now(again=index) is not None
+            except Paused:
+                wait = partial(self._simulation.next_index, again=index)
+                # Not the other lock, whose holder may wait for the end of this episode.
+                async with self._pause_lock:
+                    await in_daemon_thread(wait, name="text.paused")
+
+    def _index_now(self, *, again: int | None = None) -> int | None:
+        """Raises Paused while no episode may begin."""
+        if self._simulation.awaits_conditions:
+            raise Paused
+        return self._simulation.next_index(wait=False, again=again)
 
     def ended(self, actor: ActorHandle, record: TextEpisodeRecord) -> None:
         """Records and reports the episode."""
