@@ -7,6 +7,8 @@ import signal
 
 import pytest
 
+from tests.support.language_models.text_world import TextWorld
+
 pytestmark = pytest.mark.system
 
 
@@ -81,3 +83,30 @@ async def test_a_pause_is_what_the_run_waits_for_and_the_next_daemon_goes_on(ins
     async with instance.serve() as tree:
         _, result = await tree.end(uid)
         assert (result.outcome, result.phases[0].episodes) == ("finished", {"terminated": 20})
+
+
+async def test_restart_gives_a_language_model_new_processes_too(instance):
+    simulate = {
+        "environment": "walk",
+        "agents": ["model"],
+        "episodes": 9,
+        "workers": 2,
+        "transport": "in_process",
+    }
+    condition = {"entry": "user_code:Counter", "params": {"episodes": 4, "answer": "RESTART", "again": True}}
+    async with TextWorld() as world, instance.serve() as tree:
+        made = {
+            "name": "talk",
+            "restart": {"conductors": 2},
+            "conductors": {
+                "environments": {"walk": {"entry": "tests.support.user_code.text_walks:Seeded"}},
+                "agents": {"model": {"entry": "openai:m", "params": {"base_url": world.llm}}},
+            },
+            "phases": [{"name": "train", "mode": "eval", "simulate": simulate, "until": [condition]}],
+        }
+        events, result = await tree.end(await tree.executor.submit(made, folder=instance.folder))
+    assert (result.outcome, result.phases[0].end) == ("finished", "max_episodes"), result.reason
+    assert [asked["flow"] for asked in data_of(events, "flow.requested")] == ["RESTART"] * 2
+    assert [each["expected"] for each in data_of(events, "conductor.exited")][:2] == [True] * 2
+    assert sorted(each["episode"]["index"] for each in data_of(events, "episode.ended")) == [*range(9)]
+    assert result.phases[0].episodes == {"terminated": 9}
