@@ -22,6 +22,8 @@ from governor.processes import process as processes
 from tests.support.conductor_specs import conductor_spec
 from tests.support.figures import with_done
 from tests.support.in_process_commands import WORLDS, inside, vector
+from tests.support.language_models.text_phases import talking
+from tests.support.language_models.text_world import TextWorld
 from transport.access import Secret
 from transport.broker import Broker, BrokerSettings
 from transport.client import Client
@@ -101,8 +103,13 @@ class Harness:
 
     async def stage(self, transport, *, pool=1, size=4, **made):
         """What a command says more to play with this transport; "vector" and "rounds" are vectors of `size`, in process and
-        through conductors. Conductors are started where there are any; `made` is as in `pair`.
+        through conductors; "text" is a language model in environments behind a server, with the returns of `walk_world:Walk`.
+        Conductors are started where there are any; `made` is as in `pair`.
         """
+        if transport == "text":
+            world = await self._stack.enter_async_context(TextWorld())
+            world.length = 5
+            return talking(world.llm, entry=world.url, environment={"name": "walk"})
         if transport in {"in_process", "vector"}:
             return vector(size, **made) if transport == "vector" else inside(**made)
         more = {"vector": size} if transport == "rounds" else {}

@@ -16,6 +16,7 @@ from tests.support.in_process_commands import outcomes
 
 EACH = pytest.mark.parametrize("transport", ["conductors", "in_process", "vector", "rounds"])
 ALONE = pytest.mark.parametrize("transport", ["conductors", "in_process"])
+WITH_TEXT = pytest.mark.parametrize("transport", ["conductors", "in_process", "text"])
 
 
 def rule(name, **params):
@@ -31,7 +32,7 @@ def flows(harness):
     return [event for event in events if isinstance(event, FlowReport)]
 
 
-@ALONE
+@WITH_TEXT
 async def test_max_episodes_termination_condition(harness, transport):
     command = await harness.stage(transport)
     records, end = await harness.play(episodes=50, until=(rule("MaxEpisodes", episodes=7),), **command)
@@ -55,7 +56,7 @@ async def test_agent_objective_termination_condition(harness, transport):
     assert built.stat().st_size > 4
 
 
-@ALONE
+@WITH_TEXT
 async def test_agent_objective_multiworker(harness, transport):
     command = await harness.stage(transport, pool=3)
     until = (rule("AgentObjective", window=9, at_least=5.0),)
@@ -64,14 +65,14 @@ async def test_agent_objective_multiworker(harness, transport):
     assert end.end == "until"
 
 
-@ALONE
+@WITH_TEXT
 async def test_environment_termination_condition(harness, transport):
     records, end = await harness.play(episodes=3, **await harness.stage(transport))
     assert [(record.outcome, record.steps) for record in records] == [("terminated", 5)] * 3
     assert end.end == "max_episodes"
 
 
-@ALONE
+@WITH_TEXT
 @pytest.mark.parametrize(
     ("until", "evaluate", "evaluations"),
     [
@@ -105,7 +106,7 @@ async def test_the_strongest_flow_control_wins_and_a_built_in_condition_is_asked
     assert (len(records), end.ended_by) == (2, "until[1] (steps)")
 
 
-@EACH
+@pytest.mark.parametrize("transport", ["conductors", "in_process", "vector", "rounds", "text"])
 async def test_one_worker_is_asked_about_the_same_episodes_in_the_same_order_each_time(harness, transport):
     log, again = harness.folder / "asked", harness.folder / "again"
     command = await harness.stage(transport)
@@ -121,7 +122,7 @@ async def test_one_worker_is_asked_about_the_same_episodes_in_the_same_order_eac
     assert len(again.read_text().splitlines()) == 30
 
 
-@ALONE
+@WITH_TEXT
 async def test_what_a_condition_holds_outlives_its_process_and_only_a_stop_on_record_counts(
     harness, transport
 ):
@@ -141,7 +142,7 @@ async def test_what_a_condition_holds_outlives_its_process_and_only_a_stop_on_re
     )
 
 
-@ALONE
+@WITH_TEXT
 @pytest.mark.parametrize("answer", ["PAUSE", "RESTART"])
 async def test_no_episode_begins_after_pause_and_restart(harness, transport, answer):
     command = harness.command(episodes=30, until=(every(4, answer),), **await harness.stage(transport))
@@ -152,8 +153,9 @@ async def test_no_episode_begins_after_pause_and_restart(harness, transport, ans
     with pytest.raises(TimeoutError):
         await harness.end(seconds=0.3)
     assert sum(isinstance(event, EpisodeEnded) for event in link.events) == 4
+    told = len(link.events)
     await controller.perform(command)
-    await link.next(FlowReport, after=1)
+    await link.next(FlowReport, after=told)
 
 
 @ALONE
@@ -234,7 +236,7 @@ async def test_they_are_asked_about_evaluations_too_and_see_the_metrics_of_the_p
 WHERE = "until[0] (conditions_world:Bad)"
 
 
-@ALONE
+@WITH_TEXT
 @pytest.mark.parametrize(
     ("condition", "reason"),
     [
@@ -271,7 +273,7 @@ async def test_nothing_is_built_for_a_phase_whose_condition_cannot_be_made(harne
     assert (end.end, built.exists()) == ("stopped", False)
 
 
-@ALONE
+@WITH_TEXT
 async def test_one_that_hangs_ends_the_phase_with_the_place_where_it_is(harness, monkeypatch, transport):
     monkeypatch.setattr(user_conditions, "ANSWER_SECONDS", 0.2)
     monkeypatch.setattr(user_conditions, "CHECK_SECONDS", 0.05)
