@@ -3,6 +3,8 @@
 const ROW = 26;
 const AHEAD = 12;
 const PRINTED = 100;
+const LONG = 24;
+/** Texts of more characters are broken anywhere on paper, where a table is no wider than the page. */
 const TERM = /^("[^"]+"|[^:=<>!\s"]+)(!=|>=|<=|:|=|>|<)(.+)$/s;
 const WORDS = /(?:"[^"]*"|[^\s"])+|"/g;
 const bare = (text) => text.replaceAll('"', "");
@@ -99,6 +101,7 @@ function dataTable(root, table, context, { label, onRow } = {}) {
       } else {
         const text = visible(value ?? "");
         td.textContent = text.length > 200 ? `${text.slice(0, 200)}…` : text;
+        if (text.length > LONG) td.classList.add("long");
         if (text) td.title = text;
       }
       tr.append(td);
