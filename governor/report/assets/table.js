@@ -4,7 +4,8 @@ const ROW = 26;
 const AHEAD = 12;
 const PRINTED = 100;
 const LONG = 24;
-/** Texts of more characters are broken anywhere on paper, where a table is no wider than the page. */
+const LONG_NAME = 10;
+/** Texts and names of more characters are broken anywhere on paper, where a table is no wider than the page. */
 const TERM = /^("[^"]+"|[^:=<>!\s"]+)(!=|>=|<=|:|=|>|<)(.+)$/s;
 const WORDS = /(?:"[^"]*"|[^\s"])+|"/g;
 const bare = (text) => text.replaceAll('"', "");
@@ -49,7 +50,7 @@ function dataTable(root, table, context, { label, onRow } = {}) {
       refresh();
     };
     const button = element("button", { type: "button", text: visible(column.name), onclick: sortBy });
-    head.append(element("th", { scope: "col", class: column.kind === "number" ? "number" : "", "data-column": index }, button));
+    head.append(element("th", { scope: "col", class: `${column.kind === "number" ? "number" : ""}${column.name.length > LONG_NAME ? " long" : ""}`.trim(), "data-column": index }, button));
   });
 
   function refresh() {
