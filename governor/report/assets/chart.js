@@ -2,6 +2,10 @@
 
 const SERIES = 8;
 
+/** Steps of an axis of seconds: its labels are short. */
+const TIMES = [...[-3, -2, -1].flatMap((power) => [1, 2, 5].map((each) => each * 10 ** power)), 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 432000, 864000];
+const TIME_ROOM = 65;
+
 /** `lines`: {label, x, y, bands: [{low, high, alpha}], dashed?, points?}, columns of equal length; `width` is that of `root`.
  * Returns {chart, destroy()}. Dragging zooms, a double click shows all again. */
 function lineChart(root, lines, options) {
@@ -54,7 +58,7 @@ function lineChart(root, lines, options) {
       legend: { live: true, show: options.legend ?? true },
       scales: { x: { time: false }, y: options.fromZero ? { range: (_, low, high) => [0, high > 0 ? high * 1.05 : 1] } : {} },
       axes: [
-        { ...axis, values: (_, values) => short(values, options.formatX ?? formatNumber) },
+        { ...axis, ...(options.formatX === formatSeconds ? { incrs: TIMES, space: TIME_ROOM } : {}), values: (_, values) => short(values, options.formatX === formatSeconds ? formatTick : options.formatX ?? formatNumber) },
         { ...axis, size: 62, ...(options.stepsY ? { incrs: options.stepsY } : {}), values: (_, values) => short(values, options.formatY ?? formatNumber) },
       ],
       cursor: { drag: { x: true, y: false } },
@@ -65,7 +69,7 @@ function lineChart(root, lines, options) {
   const box = chart.root.querySelector("canvas");
   box.setAttribute("role", "img");
   box.setAttribute("aria-label", options.label ?? "chart");
-  if (lines.length > 1) {
+  if (lines.length > 1 || onPaper()) {
     const rows = chart.root.querySelectorAll(".u-legend .u-series");
     bands.forEach((band) => band.series.forEach((index) => (rows[index].style.display = "none")));
   }

@@ -58,6 +58,11 @@ function formatSeconds(seconds) {
   return (seconds < 0 ? "−" : "") + parts.join(" ");
 }
 
+/** On an axis: `2 min`, where elsewhere `2 min 0 s` stands. */
+function formatTick(seconds) {
+  return seconds ? formatSeconds(seconds).replace(/ 0 \w+$/, "") : "0";
+}
+
 function formatTime(at) {
   if (at === null || at === undefined) return "–";
   const date = new Date(at * 1000);

@@ -20,7 +20,9 @@ register({
     }
     tools.append(element("span", { class: "soft", text: "Drag to zoom, double click for all. Bands: 10 to 90 %, 25 to 75 %." }));
     const charts = element("div", { class: "charts" });
-    root.append(tools, charts);
+    root.append(tools);
+    if (onPaper()) root.append(emptyNote("Bands: 10 to 90 %, 25 to 75 %."));
+    root.append(charts);
     for (const lines of _byMetric(data)) _figure(charts, lines, state, data.runs.length > 1);
   },
 });

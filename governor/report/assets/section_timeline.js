@@ -184,7 +184,7 @@ function _ticks(pen, view, xOf, width, height, soft, line) {
     pen.fillStyle = line;
     pen.fillRect(x, 0, 1, height - 22);
     pen.fillStyle = soft;
-    pen.fillText(at ? formatSeconds(Number(at.toPrecision(12))) : "0", x + 3, height - 10);
+    pen.fillText(formatTick(Number(at.toPrecision(12))), x + 3, height - 10);
   }
 }
 

@@ -3,6 +3,9 @@
 const ROW = 26;
 const AHEAD = 12;
 const PRINTED = 100;
+const LONG = 24;
+const LONG_NAME = 10;
+/** Texts and names of more characters are broken anywhere on paper, where a table is no wider than the page. */
 const TERM = /^("[^"]+"|[^:=<>!\s"]+)(!=|>=|<=|:|=|>|<)(.+)$/s;
 const WORDS = /(?:"[^"]*"|[^\s"])+|"/g;
 const bare = (text) => text.replaceAll('"', "");
@@ -47,7 +50,7 @@ function dataTable(root, table, context, { label, onRow } = {}) {
       refresh();
     };
     const button = element("button", { type: "button", text: visible(column.name), onclick: sortBy });
-    head.append(element("th", { scope: "col", class: column.kind === "number" ? "number" : "", "data-column": index }, button));
+    head.append(element("th", { scope: "col", class: `${column.kind === "number" ? "number" : ""}${column.name.length > LONG_NAME ? " long" : ""}`.trim(), "data-column": index }, button));
   });
 
   function refresh() {
@@ -99,6 +102,7 @@ function dataTable(root, table, context, { label, onRow } = {}) {
       } else {
         const text = visible(value ?? "");
         td.textContent = text.length > 200 ? `${text.slice(0, 200)}…` : text;
+        if (text.length > LONG) td.classList.add("long");
         if (text) td.title = text;
       }
       tr.append(td);

@@ -59,6 +59,16 @@ def test_json_without_rows_is_the_result(run):
     assert results("--format", "table").stdout == results().stdout
 
 
+def test_the_report_of_the_run_is_named_when_there_is_one(run):
+    page = run / "report.html"
+    assert "Report:" not in results().stdout
+    page.write_text("<!doctype html>")
+    assert results().stdout.splitlines()[-1] == f"Report: {page}"
+    for more in (["--json"], ["--of", "episodes"], ["--of", "episodes", "--json"]):
+        done = results(*more)
+        assert (done.exit_code, str(page) in done.stdout) == (0, False), more
+
+
 def test_episodes(run):
     done = results("--of", "episodes", "--json")
     found = json.loads(done.stdout)

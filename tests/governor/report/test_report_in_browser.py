@@ -259,8 +259,10 @@ def test_a_page_that_is_printed_is_light_as_wide_as_paper_and_has_what_is_folded
         Failure(phase="train", kind="episode", number=1, outcome="failed", reason=f"bad {n}", first="episode 3", traceback=f"Traceback {n}")
         for n in range(3)
     ]  # fmt: skip
+    texts = [Column(name=f"text {n}", kind="text", values=["[0.25,-1.5]" * 15] * 3) for n in range(4)]
+    long = Table(columns=texts, total=3, shown=3)
     found = visit(
-        document(msgspec.structs.replace(many(), failures=failures)),
+        document(msgspec.structs.replace(many(), failures=failures, tasks=long)),
         """
         page.emulate_media(color_scheme="dark")
         scrolled(page)
@@ -271,7 +273,8 @@ def test_a_page_that_is_printed_is_light_as_wide_as_paper_and_has_what_is_folded
             rows: document.querySelectorAll("#episodes tbody tr").length,
             last: document.querySelector("#episodes tbody tr:last-child").innerText,
             charts: document.querySelectorAll("#curves canvas, #usage canvas").length,
-            right: Math.max(...[...document.querySelectorAll("canvas")].map((each) => each.getBoundingClientRect().right)) - document.querySelector("main").getBoundingClientRect().left,
+            right: Math.max(...[...document.querySelectorAll("canvas, table")].map((each) => each.getBoundingClientRect().right)) - document.querySelector("main").getBoundingClientRect().left,
+            legend: document.querySelector("#curves .u-legend").innerText.split(/\\s+/).join(" ").trim(),
             scrolled: scrollY,
         })'''
         page.evaluate(f"addEventListener('beforeprint', () => (window.printed = ({look})()))")
@@ -288,6 +291,7 @@ def test_a_page_that_is_printed_is_light_as_wide_as_paper_and_has_what_is_folded
     assert before["colour"] != "rgb(255, 255, 255)"
     assert (printed["colour"], printed["tracebacks"], printed["charts"]) == ("rgb(255, 255, 255)", 3, 4)
     assert (printed["rows"], printed["last"]) == (101, "and 9,900 rows more")
+    assert printed["legend"] == "mean"
     assert printed["right"] < 690  # A4 is 718 pixels wide within Chromium's margins
 
 

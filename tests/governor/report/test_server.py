@@ -74,6 +74,28 @@ async def test_a_page_elsewhere_whose_name_points_here_is_refused():
             assert answer.status == 200
 
 
+async def test_a_page_of_another_origin_gets_no_leave_to_read_an_answer():
+    async with open_api() as daemon, served(daemon.executor) as (server, browser):
+        root = server.url.rsplit("/", 2)[0]
+        for origin in ("https://evil.example", "http://127.0.0.1:1", "null"):
+            sent = {"Origin": origin}
+            for url, status in (
+                (server.url, 200),
+                (f"{server.url}events", 200),
+                (f"{root}/wrong/", 404),
+                (f"{root}/wrong/events", 404),
+            ):
+                async with browser.get(url, headers=sent) as answer:
+                    assert answer.status == status
+                    assert [name for name in answer.headers if name.startswith("Access-Control")] == []
+                    assert answer.headers["Cross-Origin-Resource-Policy"] == "same-origin"
+                    assert answer.headers["Cross-Origin-Opener-Policy"] == "same-origin"
+            asked = {**sent, "Access-Control-Request-Method": "GET"}
+            async with browser.options(server.url, headers=asked) as answer:
+                assert answer.status == 405
+                assert [name for name in answer.headers if name.startswith("Access-Control")] == []
+
+
 async def test_it_is_read_only_and_each_answer_forbids_caches_referrers_frames_and_guesses():
     async with open_api() as daemon, served(daemon.executor) as (server, browser):
         for method in ("POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"):
