@@ -118,10 +118,11 @@ def command(
         exports.export(found, rows, form=form, phase=phase, output=output)
     else:
         display.show_result(found, as_json=form == "json")
-        if form != "json" and any(phase.failures for phase in found.phases):
-            from governor.cli.rendering import failures as listing  # noqa: PLC0415  # not for other runs
+        if form != "json":
+            from governor.cli.rendering import failures as listing  # noqa: PLC0415  # not for --json
 
-            listing.show_hint(found.uid, err=False)
+            if listing.has_any(found):
+                listing.show_hint(found.uid, err=False)
         if form != "json" and (page := Path(found.folder) / "report.html").exists():
             lines.say(f"Report: {page}")
 

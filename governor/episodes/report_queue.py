@@ -58,22 +58,24 @@ class ReportQueue:
         self._until_figures -= len(records)
         return self.put(*(EpisodeEnded(phase=self._phase, episode=record) for record in records))
 
-    def attempt(self, record: EpisodeRecord, *, number: int) -> None:
-        """An attempt at an episode that is not its last one."""
-        failed = self.tracebacks.take(record)
-        self.put(
-            EpisodeAttemptEnded(
-                phase=self._phase,
-                index=failed.index,
-                attempt=number,
-                worker=failed.worker,
-                outcome=failed.outcome,
-                reason=failed.reason,
-                steps=failed.steps,
-                seconds=failed.seconds,
-                traceback=failed.traceback,
+    def attempt(self, record: EpisodeRecord, *, number: int, lost: bool = False) -> None:
+        """An attempt at an episode that is not its last one. `lost`: with its process, so another one follows without `failures.retry`."""
+        with self._lock:
+            failed = self.tracebacks.take(record)
+            self.put(
+                EpisodeAttemptEnded(
+                    phase=self._phase,
+                    index=failed.index,
+                    attempt=number,
+                    worker=failed.worker,
+                    outcome=failed.outcome,
+                    reason=failed.reason,
+                    steps=failed.steps,
+                    seconds=failed.seconds,
+                    traceback=failed.traceback,
+                    lost=lost,
+                )
             )
-        )
 
     def put(self, *events: EpisodeEnded | EpisodeAttemptEnded | FlowReport) -> Future[Acknowledged]:
         """Reports these events, in order; the acknowledgement of all."""

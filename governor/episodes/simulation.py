@@ -87,7 +87,7 @@ class Simulation:
         self._pending: set[Future[Any]] = set()
         self._recorders = Recorders(Path(spec.run_folder), command)
         self.recorder, self.recorder_of = self._recorders.of_spaces, self._recorders.of
-        self._reports = ReportQueue(
+        self.reports = ReportQueue(
             command.phase,
             link=link,
             figures=self._rules.figures,
@@ -169,8 +169,8 @@ class Simulation:
             return nothing
         with self._condition:
             if not (marked := self._attempts_over(marked)):
-                return self._reports.put()
-            marked = self._file.append(*map(self._reports.tracebacks.take, marked))
+                return self.reports.put()
+            marked = self._file.append(*map(self.reports.tracebacks.take, marked))
             for record in marked:
                 self._rules.retries.ended(record.index)
                 flow = self._rules.ended(record)
@@ -185,7 +185,7 @@ class Simulation:
             over = [ended(record.index) for record in marked if record.outcome != "cancelled"]
             if any(over) and (not self.stopping or self._end == "until"):
                 self._end_stage()
-            reported = self._reports.episodes(marked)
+            reported = self.reports.episodes(marked)
             self._user.stored()
             return reported
 
@@ -196,7 +196,7 @@ class Simulation:
             if not retries.is_due(record):
                 ended.append(record)
                 continue
-            self._reports.attempt(record, number=retries.of(record.index) + 1)
+            self.reports.attempt(record, number=retries.of(record.index) + 1)
             retries.failed(record)
             self.replays += 1
             self._rules.schedule.again(record.index)
@@ -230,7 +230,7 @@ class Simulation:
         follows = not self.stopping and not self._rules.schedule.is_over
         if stops or (answer.flow != "CONTINUE" and follows):
             self.apply_flow(answer.flow, end="until", by=answer.by)
-            self._reports.put(FlowReport(phase=self.command.phase, flow=answer.flow, reason=answer.by))
+            self.reports.put(FlowReport(phase=self.command.phase, flow=answer.flow, reason=answer.by))
 
     def stop(self, *, end: str, by: str = "") -> None:
         """Begins no further episode and cancels the running ones. The first `end` stays."""

@@ -49,7 +49,7 @@ class EpisodeEnded(Message, frozen=True):
 
 
 class EpisodeAttemptEnded(Message, frozen=True):
-    """An attempt at an episode failed, and another one follows."""
+    """An attempt at an episode failed, and another one follows. `lost`: with its process, which `failures.retry` does not count."""
 
     phase: int
     index: int
@@ -60,6 +60,7 @@ class EpisodeAttemptEnded(Message, frozen=True):
     steps: int
     seconds: float
     traceback: str = ""
+    lost: bool = False
 
 
 class FiguresUpdated(Message, frozen=True):

@@ -81,9 +81,9 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Failures of a phase with one cause: the type and the place of an exception, and its text without numbers. `kind`: what has
-    failed, an ``episode``, a ``task``, or the ``attempt`` of a task that was repeated. `number` of them; `first` is named as
+    failed, an ``episode``, a ``task``, the ``attempt`` at one that was repeated, or a ``conductor``. `number` of them; `first` is named as
     "episode 3", `reason` and `event` (its number in the run's record) are its own. `others`: causes that were too many.
-    `failure_kind`: None of a part of the phase.
+    `failure_kind`: None of a part of the phase, and of conductors.
     """
 
     kind: str
@@ -124,6 +124,7 @@ class RunResult(Message, frozen=True):
     """The end of a run. `parent` is the run that this one resumed. `seconds` in work, over all invocations of the daemon, by
     the monotonic clock, so changing the clock does not affect it; None in older records. `submitted_by`: `uid`, `gid` and `pid`
     of the process that submitted it, or its `address`; empty where that is not known.
+    `deaths`: conductors that died, by conductor and cause.
     A run that has not ended is ``in work``: its `reason` is what it waits for, and `ended_at` the time of the answer.
     """
 
@@ -138,4 +139,5 @@ class RunResult(Message, frozen=True):
     folder: str
     parent: str | None = None
     seconds: float | None = None
+    deaths: tuple[FailureGroup, ...] = ()
     submitted_by: dict[str, Any] = {}

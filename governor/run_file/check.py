@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from governor.messages import TaskSpec
-from governor.run_file import check_language_models, check_rules
+from governor.run_file import check_language_models, check_rules, check_sb3
 from governor.run_file.model import Run
 from governor.run_file.phase_inheritance import PhaseInheritance
 from governor.run_file.phase_model import Phase
@@ -57,6 +57,7 @@ def _references(data: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
     simulated = {one.index: one for one in simulations(data)}
     yield from _one_transport(simulated.values())
     yield from check_language_models.faults(environments, agents, simulated.values())
+    yield from check_sb3.faults(agents)
     first: dict[str, int] = {}
     for index, phase in enumerate(items(data.get("phases"))):
         if not isinstance(phase, dict):

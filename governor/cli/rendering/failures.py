@@ -43,6 +43,25 @@ def groups(phase: PhaseResult) -> list[RenderableType]:
     return ["", table, *([Text(f"and {left} more, of other causes", style="dim")] if left > 0 else [])]
 
 
+def deaths(result: RunResult) -> list[RenderableType]:
+    """The conductors that died, also if others took their places."""
+    from rich.text import Text  # noqa: PLC0415  # for a table alone
+
+    from governor.cli.rendering.columns import TableColumns  # noqa: PLC0415  # as above
+
+    if not result.deaths:
+        return []
+    table = TableColumns("died", "process", "reason")
+    for group in result.deaths:
+        table.add(*(Text(clean(cell)) for cell in (f"{group.number}", group.first, group.reason)))
+    return ["", table]
+
+
+def has_any(result: RunResult) -> bool:
+    """Whether `--failures` has something to list."""
+    return bool(result.deaths) or any(phase.failures for phase in result.phases)
+
+
 def show(found: FailureList, *, phase: str | None, limit: int) -> None:
     """Prints a page, each traceback once."""
     if not found.failures:
@@ -75,7 +94,7 @@ async def show_end(executor: Executor, result: RunResult, *, state_dir: Path | N
         if first is not None:
             click.echo(f"\nThe first failure, {_line(first)}", err=True)
             click.echo(indented(found.tracebacks[first.traceback]), err=True)
-    if first is not None or any(phase.failures for phase in result.phases):
+    if first is not None or has_any(result):
         show_hint(result.uid, state_dir=state_dir)
 
 

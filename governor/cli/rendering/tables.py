@@ -76,6 +76,7 @@ def result(found: RunResult) -> Group:
             parts += ["", _of_user(phase, names)]
     parts += [part for phase in found.phases if phase.tasks for part in ("", _tasks(phase))]
     parts += [part for phase in found.phases for part in failures.groups(phase)]
+    parts += failures.deaths(found)
     for phase in found.phases:
         if phase.tasks_file is not None:
             all_of_them = f"governor results {found.uid} --of tasks --phase {shlex.quote(phase.name)}"

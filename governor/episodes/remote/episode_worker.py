@@ -232,11 +232,11 @@ class EpisodeWorker(RemoteWorker):
         attempts, self._attempts = self._attempts, []
         for attempt in sorted(attempts, key=lambda attempt: not attempt.recorded):
             tries = attempt.tries + bool(reason)
-            if reason:
-                log.warning("episode.crashed", index=attempt.index, attempt=tries, reason=reason)
             if tries >= MAX_ATTEMPTS:
                 self._end(attempt, "crashed", reason)
                 continue
+            if reason and not self.simulation.stopping:
+                self.simulation.reports.attempt(attempt.record("crashed", reason), number=tries, lost=True)
             self._note_end(attempt, "crashed")
             if attempt.recorded:
                 attempt.end_recording("crashed")

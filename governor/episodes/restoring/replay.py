@@ -131,10 +131,18 @@ class Replay:
 
     def missing(self) -> IndexRanges:
         """The episodes that the saved state has not learned. Raises NotExact."""
-        if why := obstacle_of(self._learned, self._calls, self._phase):
+        why = obstacle_of(self._learned, self._calls, self._phase)
+        if why and not self._is_at_the_beginning():
             raise NotExact(why)
         known = self._saved()
         return IndexRanges() if known is None else _without(self._phase.ended, known)
+
+    def _is_at_the_beginning(self) -> bool:
+        """Whether the phase begins with what is saved, or with an agent that has learned nothing: there is nothing to replay."""
+        if self._phase.ended or not self._learned.has_state:
+            return False
+        saved = self._learned.saved()
+        return saved is None or bool(saved and saved["phase"] != self._phase.name and saved["over"])
 
     def _saved(self) -> IndexRanges | None:
         """The episodes of the phase that the saved state has learned; None if that is all of it."""

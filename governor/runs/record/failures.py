@@ -8,6 +8,8 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from governor.errors import UsageError
 from governor.failures import kind_of
 from governor.journal.failures import COUNTED, failed
@@ -61,10 +63,27 @@ def of_phase(causes: Sequence[Cause], events: Mapping[str, Mapping[str, Any]]) -
     }
 
 
+def deaths_of(journal: RunRecords, uid: str) -> tuple[FailureGroup, ...]:
+    """The conductors that died or failed, the first of each cause first. Blocks. Raises JournalError."""
+    found: dict[tuple[str, str], FailureGroup] = {}
+    for event in journal.standing_events_of(uid, ("conductor.failed", "conductor.exited")):
+        if not failed(event.kind, [event.data]):
+            continue
+        what, reason = _what(event.kind, event.data), _reason(event.data)
+        first = FailureGroup(
+            kind="conductor", number=0, outcome="failed", reason=reason, first=what, event=event.seq
+        )
+        known = found.get((what, reason), first)
+        found[what, reason] = msgspec.structs.replace(known, number=known.number + 1)
+    return tuple(found.values())
+
+
 def attempts_of(
     journal: RunRecords, assignment: Assignment, phase: int, *, ended: IndexRanges
 ) -> dict[int, tuple[FailureKind, ...]]:
-    """The kinds of the failed attempts at episodes of a phase that have not `ended`. Blocks; raises JournalError."""
+    """The kinds of the failed attempts at episodes of a phase that have not `ended`, as `failures.retry` counts them. Blocks; raises
+    JournalError.
+    """
     policy = assignment.run.phases[phase].policy
     found: dict[int, tuple[FailureKind, ...]] = {}
     if policy is None or not policy.retries:
@@ -72,7 +91,9 @@ def attempts_of(
     begun = journal.last_event(assignment.uid, "run.restarted")
     for event in journal.each_event_of(assignment.uid, ("episode.attempt_ended",)):
         data = event.data
-        if event.seq > begun and data["phase"] == phase and data["index"] not in ended:
+        if event.seq <= begun or data["phase"] != phase or data["index"] in ended:
+            continue
+        if not data.get("lost", False):
             kind = kind_of(data["outcome"], data["reason"])
             found[data["index"]] = (*found.get(data["index"], ()), kind)
     return found

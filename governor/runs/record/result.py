@@ -104,7 +104,8 @@ def build_result(
     if seconds is None:
         seconds = history.read(journal.events_of(row.uid, history.KINDS)).worked
     seconds = round(seconds, 3)
-    return _result(row, outcome=outcome, reason=reason, phases=phases, folder=folder, seconds=seconds)
+    result = _result(row, outcome=outcome, reason=reason, phases=phases, folder=folder, seconds=seconds)
+    return msgspec.structs.replace(result, deaths=failures.deaths_of(journal, row.uid))
 
 
 def phase_events(journal: RunRecords, uid: str) -> dict[int, dict[str, dict[str, Any]]]:

@@ -351,16 +351,17 @@ class RaySimulation:
             reason = f"longer than {simulation.command.episode_timeout:g} s, and its runner hangs"
         elif lost is not None and lost.outcome == "crashed":
             self._tries[index] += 1
-            log.warning("episode.crashed", index=index, attempt=self._tries[index], reason=lost.error)
-            if self._tries[index] < MAX_ATTEMPTS:
-                return None
             outcome, reason = "crashed", Reason(lost.error, lost.traceback)
         elif simulation.stopping and run == chunk.begun:
             outcome, reason = "cancelled", ""
         else:
             return None
         seed = simulation.seed_of(index)
-        return EpisodeProgress(chunk.wanted.worker, index, seed, chunk.began).record(outcome, reason)
+        record = EpisodeProgress(chunk.wanted.worker, index, seed, chunk.began).record(outcome, reason)
+        if outcome == "crashed" and self._tries[index] < MAX_ATTEMPTS:
+            simulation.reports.attempt(record, number=self._tries[index], lost=True)
+            return None
+        return record
 
     def _not_built(self, lost: TaskRecord | None, *, overdue: bool) -> None:
         """The runner has not built environment and agent, and has given no reason."""

@@ -8,7 +8,7 @@ from governor.cli import ask
 from governor.cli.rendering import display, tables
 from governor.cli.rendering.lines import line, number, progress, time_left
 from governor.cli.rendering.view import RunView
-from governor.messages import ConductorStatus, LimitUse, RunEvent, RunList, TimeLeft
+from governor.messages import ConductorStatus, FailureGroup, LimitUse, RunEvent, RunList, TimeLeft
 from tests.governor.cli.recorded import EPISODE, EVENTS, REPORT, RESULT, RUNS, STATUS, Recorded
 
 
@@ -102,6 +102,15 @@ def test_result_table():
     ):
         assert said in text
     assert max(map(len, rows)) <= 140
+
+
+def test_a_result_says_which_processes_died():
+    deaths = FailureGroup(
+        kind="conductor", number=2, outcome="failed", reason="SIGKILL", first="conductor simulation", event=9
+    )
+    lines = printed(tables.result(msgspec.structs.replace(RESULT, deaths=(deaths,))))
+    place = next(place for place, line in enumerate(lines) if line.split() == ["died", "process", "reason"])
+    assert lines[place + 2].split() == ["2", "conductor", "simulation", "SIGKILL"]
 
 
 def test_status_names_what_a_conductor_has_started():

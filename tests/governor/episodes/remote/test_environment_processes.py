@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from governor.errors import ConductorError
+from governor.messages import EpisodeAttemptEnded
 from tests.support.in_process_commands import outcomes
 from tests.support.reasons import without_place
 
@@ -15,6 +16,13 @@ from tests.support.reasons import without_place
 def is_alive(pid):
     """A zombie may wait for an init that does not come."""
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def lost(harness):
+    """Episode, number, outcome and reason of each attempt that was lost with its process."""
+    events = harness.links["simulation"].events
+    attempts = [event for event in events if isinstance(event, EpisodeAttemptEnded) and event.lost]
+    return [(each.index, each.attempt, each.outcome, each.reason) for each in attempts]
 
 
 def pool_of(harness):
@@ -65,6 +73,8 @@ async def test_the_death_of_one_costs_its_episode_another_try_and_the_others_not
     records, end = await phase
     assert outcomes(records) == ["terminated"] * 9
     assert (end.failures, end.metrics["episodes_played_again"]) == (0, 1)
+    [attempt] = lost(harness)
+    assert attempt[1:] == (1, "crashed", "the process of environment 'lake' exited: SIGKILL")
     assert [process.ended.is_set() for process in processes] == [False, True, False]
     assert not harness.failures["environment.lake"].done()
 
@@ -97,6 +107,8 @@ async def test_an_episode_that_ends_its_process_each_time_is_crashed_and_says_wh
         assert reason == f"the process of environment 'lake' exited: {end_of_it}"
         assert record.traceback
     assert end.metrics["episodes_played_again"] == 2 * crashed
+    before = sorted((index, attempt) for index, attempt, *_ in lost(harness))
+    assert before == [(index, attempt) for index in range(crashed) for attempt in (1, 2)]
     assert not harness.failures["environment.lake"].done()
 
 

@@ -168,6 +168,17 @@ def test_what_came_after_the_saved_state_is_learned_again(tmp_path, kind):
     assert after.state == before.state, "and it goes on the same"
 
 
+def test_a_phase_of_which_nothing_was_learned_begins_exactly_whatever_hinders_a_replay(tmp_path):
+    workers = "4 workers"
+    assert Life(tmp_path, Draws, obstacle=workers).restore() == ("", 0, 0)
+    Life(tmp_path, Draws, obstacle=workers).play(0)
+    assert Life(tmp_path, Draws, obstacle=workers).restore() == (workers, 0, 0), "an unrecorded episode"
+    assert Life(tmp_path, Draws, obstacle=workers, ended=(0, 1)).restore() == (workers, 0, 0)
+    assert Life(tmp_path, Draws, name="next", obstacle=workers).restore() == (workers, 0, 0)
+    Life(tmp_path, Draws, obstacle=workers, ended=(0, 1)).learned.save(over=True)
+    assert Life(tmp_path, Draws, name="next", obstacle=workers).restore() == ("", 0, 0)
+
+
 def test_without_a_saved_state_all_of_the_phase_is_learned_again(tmp_path):
     before = Life(tmp_path, Draws)
     before.play(0, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from governor.errors import UsageError
+from governor.index_ranges import IndexRanges
 from governor.journal.journal import Journal
 from governor.messages import EpisodeRecord, TaskRecord
 from governor.run_file.load import parse
@@ -132,6 +133,25 @@ async def test_a_result_has_the_causes_of_each_phase(journal, tmp_path, outcome)
     assert (work.failed, work.first_failure) == (2, "tasks: the disk is full")
     assert {group.kind for group in work.failures} == {"part", "attempt", "task"}
     assert work.end == outcome
+    assert [(each.number, each.first, each.reason) for each in found.deaths] == [
+        (1, "conductor agent.a", "no"),
+        (1, "conductor agent.b", "its process ended with exit code -11"),
+    ]
+
+
+async def test_an_attempt_that_was_lost_with_its_process_leaves_the_retries_as_they_are(journal):
+    spec = RUN.raw()
+    spec["phases"][0] = {"name": "play", "failures": {"retry": 2}, "simulate": SIMULATE}
+    assignment = Assignment(uid="r1", run=parse(spec), folder="/")
+    attempt = {"phase": 0, "index": 4, "outcome": "crashed", "reason": "SIGKILL", "traceback": ""}
+    own = {**attempt, "attempt": 2, "outcome": "failed", "reason": "KeyError"}
+    lost = {**attempt, "attempt": 1, "lost": True}
+    await journal.write(lambda tx: tx.events("r1", "episode.attempt_ended", [lost, own]))
+    assert failures.attempts_of(journal, assignment, 0, ended=IndexRanges()) == {4: ("user",)}
+    assert [each.what for each in page(journal).failures][-2:] == [
+        "attempt 1 at episode 4",
+        "attempt 2 at episode 4",
+    ]
 
 
 async def test_many_tasks_of_a_run_in_work_are_counted_and_not_written(journal, tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from governor.episodes.records import state_file
 from governor.episodes.records.recording import ROWS
 from governor.episodes.records.stream import streams_of
 from governor.episodes.remote.worker import MAX_ATTEMPTS
-from governor.messages import Done, EpisodeEnded, PartEndedReport, Until
+from governor.messages import Done, EpisodeAttemptEnded, EpisodeEnded, PartEndedReport, Until
 from governor.messages.link import RecordingLink
 from tests.support.figures import with_done
 from tests.support.in_process_commands import WORLDS, outcomes
@@ -132,11 +132,14 @@ async def test_one_whose_runner_died_is_played_again_and_counts_once(phases, tmp
     command = phases.command(episodes=12, chunk=6, workers=2)
     bad = {"bad": seeds(command, 3), "at": ROWS + 10, "begun": str(begun), "once": str(once)}
     command = with_params(command, fault="die", **bad)
-    records, end = await phases.play(command)
+    _, link, playing = phases.begin(command)
+    records, end = await phases.end(link, playing)
     assert once_each(records, 12)
     assert set(outcomes(records)) == {"terminated"}
     assert len(set(pids(begun))) == 2
     assert (end.failures, end.metrics["episodes_played_again"]) == (0, 1)
+    [lost] = [event for event in link.events if isinstance(event, EpisodeAttemptEnded)]
+    assert (lost.index, lost.attempt, lost.outcome, lost.lost) == (3, 1, "crashed", True)
     table = phases.steps(command)
     steps = Counter(table["episode"].to_pylist())
     assert steps == {index: ROWS + 10 if index == 3 else 5 for index in range(12)}
