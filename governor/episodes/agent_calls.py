@@ -137,7 +137,7 @@ class AgentCalls:
         conformed = self._conform_rows(actions)
         if len(conformed) != len(workers):
             raise ValueError(f"{len(conformed)} actions for {len(workers)} observations")
-        return conformed, extras
+        return conformed.copy(), extras  # an agent may write its next actions over the last ones
 
     @cached_property
     def _conform_rows(self) -> Callable[[Any], NDArray[Any]]:

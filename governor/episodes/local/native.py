@@ -13,7 +13,7 @@ Rules:
 from __future__ import annotations
 
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -99,6 +99,15 @@ class _Ended:
         self._recorder.flush()
 
 
+class _UnderWay(NamedTuple):
+    """The number of slots that play, those that explore and those that do not; and when the time of the first of them is up."""
+
+    number: int
+    exploring: list[int]
+    others: list[int]
+    deadline: float
+
+
 class NativeWorker(LocalEpisodeWorker):
     """One worker; a slot is an environment of its vector."""
 
@@ -122,6 +131,8 @@ class NativeWorker(LocalEpisodeWorker):
         self._playing, self._explores = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
         self._taken, self._returns = np.zeros(size, np.int64), np.zeros(size)
         self._deadlines = np.full(size, np.inf)
+        self._under_way: _UnderWay | None = None
+        """None after a change."""
 
     def recorder_for(self, context: ExecutionContext) -> Any:
         return _Ended(self._recorder, context.number - self._workers[0])
@@ -134,11 +145,24 @@ class NativeWorker(LocalEpisodeWorker):
     def _play_on(self) -> None:
         more = True
         while True:
-            more = self._begin_episodes() if more else False
-            if self._vector is not None and self._playing.any():
+            if more and self._playing_now().number < len(self.slots):
+                more = self._begin_episodes()
+            if self._vector is not None and self._playing_now().number:
                 self._play_one_round(self._vector)
             elif not more:
                 return
+
+    def _playing_now(self) -> _UnderWay:
+        found = self._under_way
+        if found is None:
+            rows, exploring = np.flatnonzero(self._playing), self._playing & self._explores
+            found = self._under_way = _UnderWay(
+                len(rows),
+                np.flatnonzero(exploring).tolist(),
+                np.flatnonzero(self._playing & ~self._explores).tolist(),
+                float(self._deadlines[rows].min(initial=np.inf)),
+            )
+        return found
 
     # -- beginnings -----------------------------------------------------------------------------------------
 
@@ -178,6 +202,7 @@ class NativeWorker(LocalEpisodeWorker):
         begins = [*chosen]
         self._playing[begins], self._taken[begins], self._returns[begins] = True, 0, 0.0
         self._explores[begins] = [simulation.trains(index) for index in chosen.values()]
+        self._under_way = None
         unready = {
             slot: seed for slot, seed in seeds.items() if vector.resets_single or not vector.fresh[slot]
         }
@@ -258,42 +283,45 @@ class NativeWorker(LocalEpisodeWorker):
         stepped = stepped._replace(truncated=truncated)
         rows = observations, actions, stepped.rewards, stepped.terminated, truncated, version
         try:
-            self._recorder.add(*rows, steps=int(np.count_nonzero(self._playing)))
+            self._recorder.add(*rows, steps=self._playing_now().number)
         except OSError as error:
             for slot in np.flatnonzero(self._playing).tolist():
                 self._end_slot(slot, "failed", f"cannot record its steps: {one_line(error)}")
             return
-        over = self._playing & (stepped.terminated | truncated)
+        over = stepped.terminated | truncated
         if self._simulation.stopping:
             for slot in np.flatnonzero(self._playing & ~over).tolist():
                 self._end_slot(slot, "cancelled", "")
         self._learn(observations, actions, stepped, extras)
-        for slot in np.flatnonzero(over & self._playing).tolist():
-            self._end_complete(slot, "terminated" if stepped.terminated[slot] else "truncated")
+        if over.any():
+            for slot in np.flatnonzero(over & self._playing).tolist():
+                self._end_complete(slot, "terminated" if stepped.terminated[slot] else "truncated")
 
     def _end_faulty(self, stepped: Stepped) -> None:
         """Ends the episodes whose step came too late, or has values that are none: it does not count."""
-        now = monotonic()
-        for slot in np.flatnonzero(self._playing & (now >= self._deadlines)).tolist():
-            self._end_slot(slot, "timed_out", "")
+        if (now := monotonic()) >= self._playing_now().deadline:
+            for slot in np.flatnonzero(self._playing & (now >= self._deadlines)).tolist():
+                self._end_slot(slot, "timed_out", "")
         for slot, fault in stepped.faults.items():
             if self._playing[slot]:
                 self._end_failed(slot, fault, STEP)
 
     def _act(self, observations: NDArray[Any]) -> tuple[NDArray[Any], dict[int, Mapping[str, Any]], int]:
         """Actions of all, the extras of those that play, and the version of the weights."""
-        actions, extras, version = self._idle_actions.copy(), dict[int, Any](), 0
-        for explore in (True, False):
-            rows = np.flatnonzero(self._playing & (self._explores == explore)).tolist()
+        actions, extras, version = self._idle_actions, dict[int, Any](), 0
+        _, exploring, others, _ = self._playing_now()
+        for rows, explore in ((exploring, True), (others, False)):
             if not rows:
                 continue
             calls = self._calls_for(self.slots[rows[0]], explore=explore)
-            every = len(rows) == len(self.slots)
-            given = observations.copy() if every else observations[rows]
-            workers = self._workers if every else [self._workers[row] for row in rows]
-            chosen, beside = calls.act_batch(given, workers)
-            actions[rows] = chosen
-            extras |= zip(rows, beside, strict=True)
+            if len(rows) == len(self.slots):
+                actions, beside = calls.act_batch(observations.copy(), self._workers)
+            else:
+                chosen, beside = calls.act_batch(observations[rows], [self._workers[row] for row in rows])
+                actions = actions.copy()
+                actions[rows] = chosen
+            if calls.learn is not None:
+                extras |= zip(rows, beside, strict=True)
             version = calls.weights.version
         return actions, extras, version
 
@@ -304,15 +332,15 @@ class NativeWorker(LocalEpisodeWorker):
         stepped: Stepped,
         extras: Mapping[int, Mapping[str, Any]],
     ) -> None:
-        rows = np.flatnonzero(self._playing & self._explores).tolist()
-        if not rows or (learn := self._calls_for(self.slots[rows[0]], explore=True).learn) is None:
+        rows = self._playing_now().exploring
+        calls = self._calls_for(self.slots[rows[0]], explore=True) if rows else None
+        if calls is None or (learn := calls.learn) is None:
             return
-        calls = self._calls_for(self.slots[rows[0]], explore=True)
         discrete = actions.ndim == 1
         for slot in rows:
             context = self.slots[slot].context
             context.where = calls.learns_in
-            action = int(actions[slot]) if discrete else actions[slot]
+            action = int(actions[slot]) if discrete else actions[slot].copy()
             try:
                 learn(
                     Transition(
@@ -365,7 +393,7 @@ class NativeWorker(LocalEpisodeWorker):
         one, command = self.slots[slot], self._simulation.command
         context = one.context
         self._note(slot)
-        self._playing[slot] = False
+        self._playing[slot], self._under_way = False, None
         if one.begun is not None:
             notices.end_without_effect(one, outcome)
         if outcome == "timed_out":
@@ -374,7 +402,9 @@ class NativeWorker(LocalEpisodeWorker):
         reports.finish(context.reported)
         self._agent.told_end(context.index)
         self._recorder.end(slot, outcome=outcome)
-        record = msgspec.structs.replace(context.record(outcome, reason), worker=self._workers[0])  # as its steps
+        record = msgspec.structs.replace(
+            context.record(outcome, reason), worker=self._workers[0]
+        )  # as its steps
         self.reports.add(record, self._recorder)
 
     def _note(self, slot: int) -> None:
@@ -383,5 +413,5 @@ class NativeWorker(LocalEpisodeWorker):
 
 
 def _value(observation: Any) -> Any:
-    """As agents take one: an int for Discrete, else an array."""
-    return observation if isinstance(observation, np.ndarray) else int(observation)
+    """As agents take one: an int for Discrete, else an array of their own."""
+    return observation.copy() if isinstance(observation, np.ndarray) else int(observation)

@@ -120,7 +120,11 @@ class VectorEnvironment:
         else:
             self.fresh = self._over if self._mode == NEXT_STEP else np.zeros(self.size, np.bool_)
             self._over = over
-        for row in [row for row in faults if self.fresh[row]]:  # no episode begins with it, and none has ended by it
+        if not faults and not odd:
+            return Stepped(following, rewards, terminated, truncated, faults)
+        for row in [
+            row for row in faults if self.fresh[row]
+        ]:  # no episode begins with it, and none has ended by it
             self.fresh[row] = False
             del faults[row]
         return Stepped(following, rewards, terminated, truncated, odd | faults)

@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 
 from governor.episodes import trajectories
+from governor.episodes.local.vector_environment import VectorEnvironment
 from governor.episodes.records import batch_recording
-from governor.messages import Failures, Until
+from governor.episodes.records.recording import Columns
+from governor.episodes.spaces import Box, Discrete
+from governor.messages import Evaluate, Failures, Until
 from tests.support.full_disk import full_beyond
 from tests.support.in_process_commands import outcomes, vector
 from tests.support.reasons import without_place
@@ -67,21 +70,18 @@ async def test_the_agent_learns_from_each_step_of_each_environment(harness, mode
         assert [over for *_, over in mine] == [0.0] * (record.steps - 1) + [1.0]
 
 
+RESET = VectorEnvironment._reset
+
+
 async def test_single_ones_that_can_be_reset_have_the_seeds_of_their_episodes(harness, monkeypatch):
     seeds = []
     monkeypatch.setattr(
         "governor.episodes.local.vector_environment.VectorEnvironment._reset",
-        lambda self, asked, chosen, reset=_reset(): seeds.append(asked["seed"]) or reset(self, asked, chosen),
+        lambda self, asked, chosen, reset=RESET: seeds.append(asked["seed"]) or reset(self, asked, chosen),
     )
     records, _ = await harness.play(episodes=10, **native(mode="Disabled"))
     given = [seed for each in seeds for seed in each if seed is not None]
     assert sorted(given) == sorted(record.seed for record in records)
-
-
-def _reset():
-    from governor.episodes.local.vector_environment import VectorEnvironment  # noqa: PLC0415
-
-    return VectorEnvironment._reset
 
 
 @MODES
@@ -169,7 +169,6 @@ async def test_an_episode_that_failed_is_played_again_and_its_last_attempt_count
 
 
 async def test_evaluations_take_their_turn(harness):
-    from governor.messages import Evaluate  # noqa: PLC0415
 
     command = native() | {"evaluate": Evaluate(every=6, episodes=3)}
     records, _ = await harness.play(episodes=12, **command)
@@ -242,8 +241,6 @@ async def test_a_hang_is_found(harness):
 
 
 def test_arrays_of_a_recorder_are_bounded(tmp_path):
-    from governor.episodes.records.recording import Columns  # noqa: PLC0415
-    from governor.episodes.spaces import Box, Discrete  # noqa: PLC0415
 
     large = Box(low=b"", high=b"", shape=(500, 500, 3), dtype="uint8")
     columns = Columns.of(large, Discrete(n=2, start=0))

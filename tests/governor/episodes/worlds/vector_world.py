@@ -10,7 +10,6 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-
 FAULT_AT = 3
 """The step of all at which a fault comes."""
 
@@ -21,7 +20,7 @@ class Walks(VectorEnv):
     `fault` comes once: ``nan`` and ``reward`` in the second environment, ``raise`` and ``shape`` for all.
     """
 
-    def __init__(self, num_envs, mode="NextStep", fault="", flag="", endless=False):
+    def __init__(self, num_envs, *, mode="NextStep", fault="", flag="", endless=False):
         self.num_envs = num_envs
         self.single_observation_space = gymnasium.spaces.Box(0, np.inf, (2,), np.float32)
         self.single_action_space = gymnasium.spaces.Discrete(2)
