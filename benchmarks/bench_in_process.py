@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from math import nan
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import gymnasium
 import numpy as np
@@ -91,6 +91,7 @@ class World:
     agent: str
     made: Callable[..., Any]
     vector: int = 1
+    mode: Literal["sync", "async", "native"] = "sync"
     longest: int = 500
     """Steps of an episode, at most."""
     at_least: float = 0.8
@@ -166,6 +167,25 @@ def bare_vector(world: World, seconds: float) -> float:
     return steps / (perf_counter() - began)
 
 
+def bare_native(world: World, seconds: float) -> float:
+    """Gymnasium's CartPole as a vector of its own, with the same agent, which does not learn."""
+    environment = gymnasium.make_vec(
+        "CartPole-v1", num_envs=world.vector, vectorization_mode="vector_entry_point"
+    )
+    agent = world.made(
+        observation_space=environment.single_observation_space,
+        action_space=environment.single_action_space,
+        seed=0,
+    )
+    observations, _ = environment.reset(seed=0)
+    began, steps = perf_counter(), 0
+    while perf_counter() - began < seconds:
+        for _ in range(100):
+            observations, _, _, _, _ = environment.step(agent.act_many(observations, explore=True))
+        steps += 100 * world.vector
+    return steps / (perf_counter() - began)
+
+
 def bare_of_sb3(environment: Any, world: World, seconds: float) -> float:
     """`environment` is a vector of Stable-Baselines3; with the same agent, which does not learn."""
     agent = world.made(
@@ -232,7 +252,7 @@ class Instance:
         service = conductor_service(UID, "simulation", 1)
         mode = "eval" if world.made is FixedPolicy else "train"
         params = {"max_episode_steps": world.longest}
-        made = Made(entry="gymnasium:CartPole-v1", params=params, vector=world.vector)
+        made = Made(entry="gymnasium:CartPole-v1", params=params, vector=world.vector, vector_mode=world.mode)
         await self.begin(world, mode=mode, made_environment=made)
         await asyncio.sleep(seconds)
         await self._client.request(
@@ -311,6 +331,14 @@ WORLDS = (
 )
 
 
+NATIVE = World(
+    what="a fixed policy in numpy",
+    agent="bench_in_process:FixedPolicy",
+    made=FixedPolicy,
+    vector=64,
+    mode="native",
+    at_least=0.9,
+)
 BESIDE_SB3 = World(
     what="a fixed policy in numpy",
     agent="bench_in_process:FixedPolicy",
@@ -330,6 +358,8 @@ async def measure(seconds: float) -> list[Row]:
             rows.append(
                 await taking_turns(instance, world, bare_vector if world.vector > 1 else bare, seconds, what)
             )
+        what = f"steps in process, a native vector of {NATIVE.vector}, {NATIVE.what}: part of its bare loop"
+        rows.append(await taking_turns(instance, NATIVE, bare_native, seconds, what))
         for kind in ("DummyVecEnv", "SubprocVecEnv"):
             what = f"steps in process, a vector of {OF_SB3}, {BESIDE_SB3.what}: part of those of SB3's {kind} of {OF_SB3}"
             if find_spec("stable_baselines3") is None:

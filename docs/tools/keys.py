@@ -70,7 +70,7 @@ def _below(
 
 def _collect(model: type[BaseModel], data: Any, into: dict[tuple[type[BaseModel], str], Any]) -> None:
     for key, field in model.model_fields.items():
-        if key not in data:
+        if not isinstance(data, dict) or key not in data:  # a text or number may stand for a section
             continue
         into.setdefault((model, key), data[key])
         for section in sections(field.annotation):

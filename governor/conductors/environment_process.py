@@ -78,7 +78,7 @@ def _host(order: messages.Order) -> EnvironmentHost:
         entry=settings["entry"],
         params=settings.get("params", {}),
         wrappers=[Wrapper.model_validate(each) for each in settings.get("wrappers", ())],
-        vector=settings.get("vector", 1),
+        vector=vector["num_envs"] if isinstance(vector := settings.get("vector", 1), dict) else vector,
         context=Context(run_id=spec.uid, run_folder=Path(spec.run_folder), name=spec.name),
     )
 

@@ -11,6 +11,7 @@ Rules:
 from __future__ import annotations
 
 import inspect
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -18,10 +19,13 @@ import numpy as np
 from governor.episodes import masks
 from governor.episodes.entries import Abandoned
 from governor.episodes.spaces import Dict, Discrete, OneOf, Tuple, copier, unstack
+from governor.episodes.spaces.conformers import rows_conformer
 from governor.episodes.transition import NO_EXTRAS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from governor.episodes.spaces import SpaceSpec
     from governor.episodes.transition import Episode
@@ -114,6 +118,30 @@ class AgentCalls:
         if type(actions) is np.ndarray and actions.ndim == 1:
             actions = actions.tolist()
         return self._copied(actions, extras)
+
+    def act_batch(
+        self, observations: NDArray[Any], workers: Sequence[int], *, explore: bool
+    ) -> tuple[NDArray[Any], Sequence[Mapping[str, Any]]]:
+        """As `act_many`, where actions are an array (rows, *shape of the space), of an agent that may lack it. Raises ValueError and what
+        the agent raises.
+        """
+        if not self.has_act_many:
+            acted = [
+                self.act_of(explore=explore, worker=worker)(observation)
+                for worker, observation in zip(workers, observations, strict=True)
+            ]
+            return np.array([action for action, _ in acted]), [extras for _, extras in acted]
+        options = {"worker": np.array(workers, np.int64)} if "worker" in self._many_options else {}
+        returned = self.agent.act_many(observations, explore=explore, **options)
+        actions, extras = self._split_many(returned, len(workers))
+        conformed = self._conform_rows(actions)
+        if len(conformed) != len(workers):
+            raise ValueError(f"{len(conformed)} actions for {len(workers)} observations")
+        return conformed.copy(), extras  # an agent may write its next actions over the last ones
+
+    @cached_property
+    def _conform_rows(self) -> Callable[[Any], NDArray[Any]]:
+        return rows_conformer(self._action)  # type: ignore[arg-type]  # a space of arrays, or Discrete
 
     def _copied(
         self, actions: Sequence[Any], extras: Sequence[Mapping[str, Any]]

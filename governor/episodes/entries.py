@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -92,13 +93,7 @@ def make_environment(
         environment = factory(**with_context(factory, params, context))
     except BaseException as error:  # as in `load`
         raise ConductorError(reason_of(error).within(f"environment {entry!r} does not start")) from error
-    for index, wrapper in enumerate(wrappers):
-        try:
-            factory = load(wrapper.entry)
-            environment = factory(environment, **with_context(factory, wrapper.params, context))
-        except BaseException as error:  # as in `load`
-            place = f"environment {entry!r}: wrappers[{index}] {wrapper.entry!r} does not start"
-            raise ConductorError(reason_of(error).within(place)) from error
+    environment = _wrapped(environment, entry, wrappers, context)
     missing = [
         name
         for name in ("observation_space", "action_space", "reset", "step")
@@ -108,6 +103,57 @@ def make_environment(
         raise ConductorError(f"environment {entry!r} has no {', '.join(missing)}")
     made: Environment = environment
     return made
+
+
+def make_vector(
+    entry: str,
+    params: dict[str, Any],
+    num_envs: int,
+    context: Context | None = None,
+    wrappers: Sequence[Wrapper] = (),
+) -> Any:
+    """A vector of environments that step together: `entry` is called with `num_envs`; of ``gymnasium:ID`` it is what Gymnasium has
+    registered as its vector. Raises ConductorError with one line.
+    """
+    module_name, _, attribute = entry.partition(":")
+    factory = _gymnasium_vector(attribute) if module_name == "gymnasium" else load(entry)
+    try:
+        vector = factory(**with_context(factory, {"num_envs": num_envs, **params}, context))
+    except BaseException as error:  # as in `load`
+        raise ConductorError(reason_of(error).within(f"vector of {entry!r} does not start")) from error
+    vector = _wrapped(vector, entry, wrappers, context)
+    missing = [
+        name
+        for name in ("observation_space", "action_space", "reset", "step", "close")
+        if not hasattr(vector, name)
+    ]
+    if missing:
+        raise ConductorError(f"vector of {entry!r} has no {', '.join(missing)}")
+    if (size := getattr(vector, "num_envs", num_envs)) != num_envs:
+        raise ConductorError(f"vector of {entry!r} has {size} environments, not {num_envs}")
+    return vector
+
+
+def _gymnasium_vector(identifier: str) -> Callable[..., Any]:
+    import gymnasium  # noqa: PLC0415  # as in `_gymnasium`
+
+    spec = gymnasium_ids.spec_of(identifier)
+    if spec.vector_entry_point is None:
+        raise ConductorError(
+            f"gymnasium has no vector of {identifier!r} that steps by itself: say mode: sync, or mode: async"
+        )
+    return partial(gymnasium.make_vec, identifier, vectorization_mode="vector_entry_point")
+
+
+def _wrapped(environment: Any, entry: str, wrappers: Sequence[Wrapper], context: Context | None) -> Any:
+    for index, wrapper in enumerate(wrappers):
+        try:
+            factory = load(wrapper.entry)
+            environment = factory(environment, **with_context(factory, wrapper.params, context))
+        except BaseException as error:  # as in `load`
+            place = f"environment {entry!r}: wrappers[{index}] {wrapper.entry!r} does not start"
+            raise ConductorError(reason_of(error).within(place)) from error
+    return environment
 
 
 async def in_daemon_thread(work: Callable[[], T], *, name: str) -> T:

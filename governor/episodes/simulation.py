@@ -87,6 +87,7 @@ class Simulation:
         self._pending: set[Future[Any]] = set()
         self._recorders = Recorders(Path(spec.run_folder), command)
         self.recorder, self.recorder_of = self._recorders.of_spaces, self._recorders.of
+        self.batch_recorder = self._recorders.of_batches
         self.reports = ReportQueue(
             command.phase,
             link=link,

@@ -237,6 +237,33 @@ class Wrapper(Section):
     ] = {}
 
 
+VectorMode: TypeAlias = Literal["sync", "async", "native"]
+
+
+class Vector(Section):
+    """Environments that each worker steps together."""
+
+    num_envs: Annotated[int, Field(ge=1, le=1024, description="So many.", examples=[64])]
+    mode: Annotated[
+        VectorMode,
+        Field(
+            description="`sync`: one by one, in the worker's thread. `async`: each in a process of its own, all at once. `native`: the "
+            "entry builds a `gymnasium.vector.VectorEnv`, which steps all by itself. The last two: with `transport: in_process` alone.",
+            examples=["native"],
+        ),
+    ] = "sync"
+
+
+AnyVector: TypeAlias = Annotated[
+    Vector,
+    BeforeValidator(
+        lambda given: {"num_envs": given} if type(given) is int else given,
+        json_schema_input_type=Annotated[int, Field(ge=1, le=1024)] | Vector,
+    ),
+]
+"""Written as a number where its mode is ``sync``."""
+
+
 AnyWrapper: TypeAlias = Annotated[
     Wrapper,
     BeforeValidator(
@@ -256,6 +283,7 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     params: dict[str, Any] = {}
     wrappers: tuple[Wrapper, ...] = ()
     vector: int = 1
+    vector_mode: VectorMode = "sync"
     state: str | None = None
 
 

@@ -14,7 +14,7 @@ from governor.run_file import check_language_models, check_rules, check_sb3
 from governor.run_file.model import Run
 from governor.run_file.phase_inheritance import PhaseInheritance
 from governor.run_file.phase_model import Phase
-from governor.run_file.plain_data import is_count, items, mapping, simulations
+from governor.run_file.plain_data import is_count, items, mapping, simulations, vector_of
 from governor.tasks.scheduling import graph
 from governor.units.sections import shown, suggestion, validated
 
@@ -129,7 +129,13 @@ def _simulation(
 
 def _by_transport(one: Simulated) -> Iterator[tuple[Path, str]]:
     """Settings that only some transports support."""
-    is_vector = one.section.get("vector", 1) != 1
+    size, stepped = vector_of(one.section)
+    is_vector = size != 1
+    if stepped in {"native", "async"} and one.transport != "in_process":
+        yield (
+            (*one.path, "environment"),
+            f"environment {one.environment!r} has a 'vector' of mode {stepped!r}, which is for transport: in_process alone",
+        )
     if one.transport == "ray" and is_vector:
         yield (
             (*one.path, "environment"),

@@ -13,7 +13,7 @@ from governor.episodes.text import base_urls
 from governor.episodes.text.entries import is_language_model, is_over_http
 from governor.episodes.text.params import HTTPEnvironmentParams, LanguageModelParams
 from governor.errors import UsageError
-from governor.run_file.plain_data import entry_of, items, mapping
+from governor.run_file.plain_data import entry_of, items, mapping, vector_of
 from governor.units.sections import validated
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _check_phase(one: Simulated, agents: Mapping[str, Any]) -> Iterator[tuple[Pa
             (*place, "environment"),
             f"environment {chosen!r} has 'wrappers': they are not for text environments",
         )
-    if one.section.get("vector", 1) != 1:
+    if vector_of(one.section)[0] != 1:
         yield (*place, "environment"), f"environment {chosen!r} has a 'vector': a language model plays none"
     ids = _count(one.section) if is_over_http(entry) else None
     workers = one.simulate.get("workers", 1)

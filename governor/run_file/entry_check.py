@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from governor.episodes.text.entries import is_language_model, is_over_http
 from governor.processes import supervisor
 from governor.run_file.phase_inheritance import PhaseInheritance
-from governor.run_file.plain_data import entry_of, is_count, items, mapping, simulations
+from governor.run_file.plain_data import entry_of, is_count, items, mapping, simulations, vector_of
 from governor.units.fields import ENTRY
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def _learners_of_several(data: object, agents: Mapping[str, Any]) -> list[UserEn
     """The agents that several environments at once train, each at its first such phase."""
     places: dict[str, Place] = {}
     for one in simulations(PhaseInheritance(data).data):
-        workers, vector = one.simulate.get("workers", 1), one.section.get("vector", 1)
+        workers, vector = one.simulate.get("workers", 1), vector_of(one.section)[0]
         several = [size for size in (workers, vector) if is_count(size) and size > 1]
         if several and one.transport != "ray" and one.phase.get("mode", "train") == "train":
             key = "workers" if is_count(workers) and workers > 1 else "environment"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from governor.episodes.text.entries import is_language_model, is_over_http
-from governor.messages.commands import AnyWrapper
+from governor.messages.commands import AnyVector, AnyWrapper, Vector
 from governor.run_file import phase_inheritance
 from governor.run_file.phase_model import Phase
 from governor.units.fields import (
@@ -69,13 +69,12 @@ class EnvironmentSection(Section):
         ),
     ] = 1
     vector: Annotated[
-        int,
+        AnyVector,
         Field(
-            ge=1,
-            le=1024,
-            description="Environments that each worker steps together. Not with `transport: ray`.",
+            description="Environments that each worker steps together: their number (1 without it), or a section. Not with `transport: ray`.",
+            examples=[16, {"num_envs": 64, "mode": "native"}],
         ),
-    ] = 1
+    ] = Vector(num_envs=1)
 
 
 class AgentSection(Section):

@@ -77,3 +77,9 @@ def simulations(data: object) -> Iterator[Simulated]:
                 (step, name) for step, name in places if isinstance(step, kind) and isinstance(name, str)
             ],
         )
+
+
+def vector_of(section: object) -> tuple[object, object]:
+    """The number of environments and the mode of an environment's `vector`, as they stand there."""
+    given = mapping(section).get("vector", 1)
+    return (given.get("num_envs"), given.get("mode", "sync")) if isinstance(given, dict) else (given, "sync")

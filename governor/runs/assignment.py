@@ -95,7 +95,8 @@ class Assignment(Waiting):
             entry=environment.entry,
             params=environment.params,
             wrappers=environment.wrappers,
-            vector=environment.vector,
+            vector=environment.vector.num_envs,
+            vector_mode=environment.vector.mode,
         )
         inside = simulate.transport != "conductors"
         return StartSimulation(
@@ -115,7 +116,7 @@ class Assignment(Waiting):
             attempts=attempts or {},
             made_environment=made if inside else None,
             made_agents=tuple(map(self._made_agent, simulate.agent_names)) if inside else (),
-            vector=environment.vector,
+            vector=environment.vector.num_envs,
             build_seconds=self.run.deadlines.start,
             return_seconds=self.run.deadlines.start + self._seconds_until_replaced(simulate.episode_timeout),
         )

@@ -94,6 +94,31 @@ class ExecutionContext(EpisodeProgress):
             return still
 
 
+class VectorContext(ExecutionContext):
+    """The state of one of several episodes that are played together: `where` is that of all."""
+
+    together: list[str] = [""]  # noqa: RUF012  # each worker has its own
+
+    @classmethod
+    def several(
+        cls, numbers: range, *, command: StartSimulation, owner: int, agent: str
+    ) -> list[ExecutionContext]:
+        """Those of one worker."""
+        made = [cls(number, command=command, owner=owner, agent=agent) for number in numbers]
+        where = [""]
+        for one in made:
+            one.together = where
+        return [*made]
+
+    @property
+    def where(self) -> str:
+        return self.together[0]
+
+    @where.setter
+    def where(self, value: str) -> None:
+        self.together[0] = value
+
+
 def current_episodes(contexts: Iterable[ExecutionContext]) -> list[tuple[int, Reported]]:
     """Those of one worker whose code runs, for `context.Reports.bind`."""
     return [

@@ -29,9 +29,11 @@ from governor.episodes.local.execution_context import (
     JOIN,
     SAVE,
     ExecutionContext,
+    VectorContext,
     WrittenOff,
     current_episodes,
 )
+from governor.episodes.local.native import NativeWorker
 from governor.episodes.local.players import LocalPlayersWorker
 from governor.episodes.local.stepping import CLOSE_SECONDS, LocalEpisodeWorker
 from governor.episodes.players.assignment import SeveralPlayers
@@ -91,12 +93,22 @@ class InProcess:
         self._give_up = give_up
         self._vector = self._made.vector
         self._contexts = [
-            ExecutionContext(number, command=command, owner=number // self._vector, agent=command.agents[0])
-            for number in range(command.workers * self._vector)
+            context
+            for owner in range(command.workers)
+            for context in self._contexts_of(owner, range(owner * self._vector, (owner + 1) * self._vector))
         ]
         self._workers: dict[int, LocalEpisodeWorker] = {}
         self._running_workers = command.workers
         self._finish_lock = threading.Lock()
+
+    def _contexts_of(self, owner: int, numbers: range) -> list[ExecutionContext]:
+        command = self._simulation.command
+        if self._made.vector_mode != "sync":
+            return VectorContext.several(numbers, command=command, owner=owner, agent=command.agents[0])
+        return [
+            ExecutionContext(number, command=command, owner=owner, agent=command.agents[0])
+            for number in numbers
+        ]
 
     def _report_restored(self, agent: str, found: Restored) -> None:
         self._simulation.ask(
@@ -153,10 +165,9 @@ class InProcess:
         built = None
         try:
             if len(self._agents) == 1 and not simulation.command.players:
+                worker = LocalEpisodeWorker if self._made.vector_mode == "sync" else NativeWorker
                 try:
-                    alone = LocalEpisodeWorker(
-                        simulation, contexts, agent, self._made, user_context=self._context
-                    )
+                    alone = worker(simulation, contexts, agent, self._made, user_context=self._context)
                     self._run_worker(simulation, alone, contexts[0])
                 except SeveralPlayers as found:
                     built = found.environment

@@ -26,7 +26,7 @@ from governor.episodes.rules.seeds import agent_seed
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from governor.episodes.agent_calls import Acted
@@ -56,7 +56,8 @@ class Calls(NamedTuple):
     """The methods of the agent for one worker; None for a method that it lacks. Actions are copies in the dtype and shape of their
     space. `act` takes one observation and returns the action and its extras; it raises ValueError and what the agent raises.
     `act_many` takes the batch of several (`spaces.stack`) and the worker of each row, and returns one item for each row: as `act`, or
-    the exception of that row. Both take one more argument if the agent `is_masked`: the mask, or a sequence of masks. `begin` and `end` take an episode; None if the agent does not want to know. `learns_in` is the method
+    the exception of that row. Both take one more argument if the agent `is_masked`: the mask, or a sequence of masks. `act_batch` is that
+    of `AgentCalls`. `begin` and `end` take an episode; None if the agent does not want to know. `learns_in` is the method
     that learns, for faults.
     """
 
@@ -67,6 +68,7 @@ class Calls(NamedTuple):
     begin: Callable[[Episode], Any] | None
     end: Callable[[Episode], Any] | None
     learns_in: str
+    act_batch: Callable[..., tuple[Any, Sequence[Mapping[str, Any]]]]
 
 
 class LocalAgent:
@@ -167,6 +169,9 @@ class LocalAgent:
         act_many: Callable[..., list[Acted | BaseException]] | None = None
         if made.has_act_many:
             act_many = partial(made.act_many, explore=explore)
+        act_batch: Callable[..., tuple[Any, Sequence[Mapping[str, Any]]]] = partial(
+            made.act_batch, explore=explore
+        )
         begin = self._begin if made.hears or learned.rollouts is not None else None
         end = made.end if made.hears_ends else None
         weights: Learned | ActedWeights = learned
@@ -177,9 +182,10 @@ class LocalAgent:
             if learn is not None and learned.rollouts is not None:
                 learn = self._learn_together(learn, learned.rollouts, number, worker)
             act_many = act_many and self._with_lock(act_many, number, weights)
+            act_batch = self._with_lock(act_batch, number, weights)
             begin = begin and self._with_lock(begin, number)
             end = end and self._with_lock(end, number)
-        return Calls(act, learn, act_many, weights, begin, end, learned.where)
+        return Calls(act, learn, act_many, weights, begin, end, learned.where, act_batch)
 
     def _learn_together(
         self, learn: Callable[[Transition], Any], rollouts: Rollouts, number: int, worker: int

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from governor.episodes.records.batch_recording import BatchRecorder
     from governor.episodes.records.recording import Columns, StepRecorder
     from governor.episodes.spaces import SpaceSpec
     from governor.messages import StartSimulation
@@ -18,12 +19,13 @@ class Recorders:
     def __init__(self, folder: Path, command: StartSimulation) -> None:
         self._folder = folder
         self._command = command
-        self._of: dict[int, StepRecorder] = {}
+        self._of: dict[int, StepRecorder | BatchRecorder] = {}
+        self._taken_before = 0
 
     @property
     def taken(self) -> int:
         """Steps so far."""
-        return sum(recorder.taken for recorder in [*self._of.values()])
+        return self._taken_before + sum(recorder.taken for recorder in [*self._of.values()])
 
     def of_spaces(self, worker: int, observation: SpaceSpec, action: SpaceSpec) -> StepRecorder:
         """The recorder of a worker whose environment has these spaces."""
@@ -36,7 +38,7 @@ class Recorders:
         from governor.episodes.records.recording import StepRecorder  # noqa: PLC0415  # as above
 
         recorder = self._of.get(worker)
-        if recorder is None or recorder.columns != columns:
+        if not isinstance(recorder, StepRecorder) or recorder.columns != columns:
             if recorder is not None:
                 recorder.close()
             command = self._command
@@ -44,6 +46,19 @@ class Recorders:
             recorder.keeps_last = command.mode == "train" and command.workers * command.vector == 1
             self._of[worker] = recorder
         return recorder
+
+    def of_batches(self, worker: int, observation: SpaceSpec, action: SpaceSpec, slots: int) -> BatchRecorder:
+        """The recorder of a worker whose environments step together; a new one each time."""
+        from governor.episodes.records.batch_recording import BatchRecorder  # noqa: PLC0415  # as above
+        from governor.episodes.records.recording import Columns  # noqa: PLC0415  # as above
+
+        columns, command = Columns.of(observation, action), self._command
+        made = BatchRecorder(self._folder, phase=command.name, worker=worker, columns=columns, slots=slots)
+        if (former := self._of.get(worker)) is not None:
+            former.close()
+            self._taken_before += former.taken
+        self._of[worker] = made
+        return made
 
     def close(self) -> None:
         for recorder in self._of.values():

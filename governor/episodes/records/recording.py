@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from governor.episodes.info import Wanted
 
 ROWS: Final = 4096
@@ -191,6 +193,15 @@ class Columns:
             numbers, known = info_columns.arrays(columns[-1], self.info)
             arrays += numbers
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema), known
+
+    def batch_of_arrays(self, columns: Sequence[NDArray[Any]]) -> pa.RecordBatch:
+        """The batch of steps of one agent whose observations and actions are arrays or Discrete, from an array for each column."""
+        if self.alone is None:
+            raise ValueError("the columns are those of several players")
+        observed, acted = self.alone.columns
+        observations, actions, *others = columns
+        arrays = [observed.of_array(observations), acted.of_array(actions), *map(array, others)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
 def _rows_of(size: float) -> int:

@@ -19,7 +19,6 @@ from governor.episodes.records.episode_file import as_not_recorded
 from governor.failures import one_line
 
 if TYPE_CHECKING:
-    from governor.episodes.records.recording import StepRecorder
     from governor.messages import Acknowledged, EpisodeRecord
 
 UNACKNOWLEDGED: Final = 64
@@ -36,6 +35,14 @@ class EpisodeSink(Protocol):
     def ended(self, *records: EpisodeRecord) -> Future[Acknowledged]: ...
 
 
+class Recorder(Protocol):
+    """What has the steps of the episodes; `lost` are those that could not be written."""
+
+    lost: dict[int, OSError]
+
+    def flush(self) -> None: ...
+
+
 class EpisodeReports:
     """The reports of one worker, for its thread."""
 
@@ -46,14 +53,14 @@ class EpisodeReports:
         self._linger = linger
         self._most = most
         self._due = 0.0
-        self._pending: list[tuple[EpisodeRecord, StepRecorder | None]] = []
+        self._pending: list[tuple[EpisodeRecord, Recorder | None]] = []
         self.added = 0
         """How many records there were."""
         self._settled = 0
         self._unacknowledged: deque[tuple[Future[Acknowledged], int]] = deque()
         """With the number of records that there were by then."""
 
-    def add(self, record: EpisodeRecord, recorder: StepRecorder | None) -> None:
+    def add(self, record: EpisodeRecord, recorder: Recorder | None) -> None:
         """`recorder` has its end, not yet flushed; None if no step was taken."""
         self._pending.append((record, recorder))
         self.added += 1
@@ -105,6 +112,6 @@ class EpisodeReports:
         return self._sink.ended(*(_as_recorded(record, recorder) for record, recorder in pending))
 
 
-def _as_recorded(record: EpisodeRecord, recorder: StepRecorder | None) -> EpisodeRecord:
+def _as_recorded(record: EpisodeRecord, recorder: Recorder | None) -> EpisodeRecord:
     fault = recorder.lost.pop(record.index, None) if recorder is not None else None
     return record if fault is None else as_not_recorded(record, f"cannot record its steps: {one_line(fault)}")

@@ -44,6 +44,10 @@ class SpaceColumn(ABC):
     def arrow(self, encodings: Values[Any], valid: Flags | None = None) -> pa.Array:
         """The values that have these encodings; null where `valid`, if it is given, is false: there the encoding is `blank`."""
 
+    def of_array(self, values: NDArray[Any]) -> pa.Array:
+        """Values that are one array, (rows, *shape). Raises TypeError where they can't be."""
+        raise TypeError(f"no array of {values.dtype} holds values of {self.kind}")
+
 
 def column(spec: SpaceSpec) -> SpaceColumn:  # noqa: PLR0911  # one for each kind
     match spec:
@@ -78,6 +82,9 @@ class _Integers(SpaceColumn):
     def arrow(self, encodings: Values[Any], valid: Flags | None = None) -> pa.Array:
         return array(np.fromiter(encodings, np.int64, len(encodings)), valid=valid)
 
+    def of_array(self, values: NDArray[Any]) -> pa.Array:
+        return array(values)
+
 
 class _Texts(SpaceColumn):
     kind = pa.string()
@@ -101,7 +108,10 @@ class _Arrays(SpaceColumn):
     def arrow(self, encodings: Values[Any], valid: Flags | None = None) -> pa.Array:
         return self.rows(b"".join(encodings), len(encodings), valid)
 
-    def rows(self, data: bytes, rows: int, valid: Flags | None = None) -> pa.Array:
+    def of_array(self, values: NDArray[Any]) -> pa.Array:
+        return self.rows(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data, len(values))
+
+    def rows(self, data: bytes | memoryview, rows: int, valid: Flags | None = None) -> pa.Array:
         """Of so many arrays, one after the other."""
         if not pa.types.is_fixed_size_list(self.kind):  # of the size 0
             there = [True] * rows if valid is None else valid

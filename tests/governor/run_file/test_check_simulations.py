@@ -108,6 +108,31 @@ def test_a_vector_plays_on_either_transport():
     assert (command.vector, command.max_staleness, command.made_environment) == (16, 3, None)
 
 
+def test_a_vector_may_be_a_section_with_its_mode():
+    data = yaml.safe_load(IN_PROCESS.replace("pool: 4", "vector: {num_envs: 64, mode: native}"))
+    assert faults_in(data) == []
+    made = Assignment(uid="u1", run=load.parse(data), folder=".").simulation(0)
+    assert (made.vector, made.made_environment.vector, made.made_environment.vector_mode) == (
+        64,
+        64,
+        "native",
+    )
+    data["phases"][0]["simulate"] |= {"transport": "conductors", "workers": 1}
+    [(path, said)] = faults_in(data)
+    assert spell(path) == "phases[0].simulate.environment"
+    assert (
+        said == "environment 'lake' has a 'vector' of mode 'native', which is for transport: in_process alone"
+    )
+
+
+@pytest.mark.parametrize(
+    "given", ["true", "0", "1025", "{num_envs: 0}", "{mode: async}", "{num_envs: 4, mode: fast}"]
+)
+def test_what_is_no_vector(given):
+    found = faults_in(yaml.safe_load(IN_PROCESS.replace("pool: 4", f"vector: {given}")))
+    assert [spell(path).startswith("conductors.environments.lake.vector") for path, _ in found] == [True]
+
+
 PLAYERS = IN_PROCESS.replace("    walker:", "    runner: {entry: 'q_learner:QLearner'}\n    walker:").replace(
     "agents: [walker]", "agents: {red: walker, blue: runner, green: walker}"
 )

@@ -164,3 +164,9 @@ async def test_a_replacement_that_cannot_be_built_ends_the_conductor_with_the_re
     assert without_place(reason) == (
         "no new environment for one that is gone: environment 'walk_world:Once' does not start: RuntimeError: no second one"
     )
+
+
+async def test_a_vector_that_is_a_section_has_so_many(harness):
+    await harness.pair(vector={"num_envs": 3, "mode": "sync"})
+    records, end = await harness.play(episodes=9, vector=3)
+    assert (len(records), end.end, {record.worker for record in records}) == (9, "max_episodes", {0, 1, 2})

@@ -1,0 +1,392 @@
+"""The worker of a vector whose environments step together (`vector_environment`): array by array.
+
+Rules:
+1. A round is one call of `act_many` and one of `step`. Nothing is done for each environment but at the end of its episode, and for an
+   agent that learns from each step.
+2. An environment whose episode has ended begins the next one at once. Where single ones can be reset, it does so with the episode's
+   own seed. Else the vector is seeded once, and resets them itself.
+3. An episode that ends here and not in its environment (`max_steps`, a time-out, values that are none) leaves that one in the middle of
+   an episode. Where single ones can't be reset, it is stepped on without record until it ends, or until none plays: then all are reset.
+4. An error of the vector is the fault of all episodes under way, and it is built anew; an error of the agent is theirs, too.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+
+from governor.episodes import spaces
+from governor.episodes.context import reports
+from governor.episodes.local import notices
+from governor.episodes.local.execution_context import (
+    ACT,
+    BUILD,
+    JOIN,
+    RESET,
+    STEP,
+)
+from governor.episodes.local.one_episode import EpisodeSource
+from governor.episodes.local.stepping import LocalEpisodeWorker
+from governor.episodes.local.vector_environment import VectorEnvironment
+from governor.episodes.simulation import Paused
+from governor.episodes.transition import Transition
+from governor.errors import ConductorError
+from governor.failures import one_line, reason_of
+from governor.messages import COMPLETE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from governor.episodes.context import Context
+    from governor.episodes.local.execution_context import ExecutionContext
+    from governor.episodes.local.local_agent import LocalAgent
+    from governor.episodes.local.vector_environment import Stepped
+    from governor.episodes.records.batch_recording import BatchRecorder
+    from governor.episodes.spaces import SpaceSpec
+    from governor.messages import EpisodeOutcome, Made
+
+
+class VectorSource(EpisodeSource, Protocol):
+    """What such a worker needs of its part beside what others need."""
+
+    def batch_recorder(
+        self, worker: int, observation: SpaceSpec, action: SpaceSpec, slots: int
+    ) -> BatchRecorder: ...
+
+
+class _Ended:
+    """Of a slot whose recorder is that of all: what the watch calls."""
+
+    def __init__(self, recorder: BatchRecorder, slot: int) -> None:
+        self._recorder, self._slot = recorder, slot
+
+    def end(self, *, outcome: str, flush: bool) -> None:
+        self._recorder.end(self._slot, outcome=outcome)
+        if flush:
+            self._recorder.flush()
+
+    def flush(self) -> None:
+        self._recorder.flush()
+
+
+class _UnderWay(NamedTuple):
+    """The number of slots that play, those that explore and those that do not; and when the time of the first of them is up."""
+
+    number: int
+    exploring: list[int]
+    others: list[int]
+    deadline: float
+
+
+class NativeWorker(LocalEpisodeWorker):
+    """One worker; a slot is an environment of its vector."""
+
+    _simulation: VectorSource
+    _recorder: BatchRecorder
+
+    def __init__(
+        self,
+        simulation: VectorSource,
+        contexts: Sequence[ExecutionContext],
+        agent: LocalAgent,
+        made: Made,
+        *,
+        user_context: Context | None = None,
+    ) -> None:
+        super().__init__(simulation, contexts, agent, made, user_context=user_context)
+        size = len(contexts)
+        self._workers = [context.number for context in contexts]
+        self._vector: VectorEnvironment | None = None
+        self._resets = 0
+        self._playing, self._explores = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
+        self._taken, self._returns = np.zeros(size, np.int64), np.zeros(size)
+        self._deadlines = np.full(size, np.inf)
+        self._under_way: _UnderWay | None = None
+        """None after a change."""
+
+    def recorder_for(self, context: ExecutionContext) -> Any:
+        return _Ended(self._recorder, context.number - self._workers[0])
+
+    def close(self) -> None:
+        vector, self._vector = self._vector, None
+        self.slots[0].environment = vector
+        self._close(self.slots[0])
+
+    def _play_on(self) -> None:
+        more = True
+        while True:
+            if more and self._playing_now().number < len(self.slots):
+                more = self._begin_episodes()
+            if self._vector is not None and self._playing_now().number:
+                self._play_one_round(self._vector)
+            elif not more:
+                return
+
+    def _playing_now(self) -> _UnderWay:
+        found = self._under_way
+        if found is None:
+            rows, exploring = np.flatnonzero(self._playing), self._playing & self._explores
+            found = self._under_way = _UnderWay(
+                len(rows),
+                np.flatnonzero(exploring).tolist(),
+                np.flatnonzero(self._playing & ~self._explores).tolist(),
+                float(self._deadlines[rows].min(initial=np.inf)),
+            )
+        return found
+
+    # -- beginnings -----------------------------------------------------------------------------------------
+
+    def _begin_episodes(self) -> bool:
+        """Begins one in each environment that can; whether there may be more."""
+        idle = not self._playing.any()
+        vector = self._vector
+        if vector is None or (idle and self._resets != self._simulation.resets):
+            vector = self._build_vector()
+        elif self._resets != self._simulation.resets:
+            return True  # once those under way have ended
+        can = ~self._playing if idle or vector.resets_single else ~self._playing & vector.fresh
+        chosen: dict[int, int] = {}
+        more = True
+        for slot in np.flatnonzero(can).tolist():
+            try:
+                index = self._next_index(wait=idle and not chosen)
+            except Paused:
+                break
+            if index is None:
+                more = False
+                break
+            chosen[slot] = index
+        if chosen:
+            self._begin_chosen(vector, chosen)
+        return more
+
+    def _begin_chosen(self, vector: VectorEnvironment, chosen: Mapping[int, int]) -> None:
+        """Episodes by slot."""
+        simulation, seeds = self._simulation, {}
+        for slot, index in chosen.items():
+            seed = seeds[slot] = simulation.seed_of(index)
+            context = self.slots[slot].context
+            seconds = simulation.command.episode_timeout
+            self._deadlines[slot] = context.enter(RESET, seconds=seconds, index=index, seed=seed)
+            self._recorder.begin(slot, episode=index, seed=seed, retries=simulation.retries_of(index))
+        begins = [*chosen]
+        self._playing[begins], self._taken[begins], self._returns[begins] = True, 0, 0.0
+        self._explores[begins] = [simulation.trains(index) for index in chosen.values()]
+        self._under_way = None
+        unready = {
+            slot: seed for slot, seed in seeds.items() if vector.resets_single or not vector.fresh[slot]
+        }
+        faults: Mapping[int, BaseException] = {}
+        try:
+            faults = vector.reset(unready) if unready else {}
+        except BaseException as error:  # noqa: BLE001  # user code
+            self._fail_all(error)
+            return
+        vector.fresh[begins] = False
+        for slot in begins:
+            if slot in faults:
+                self._end_failed(slot, faults[slot], RESET)
+            else:
+                self._tell_begin(slot, seeds[slot])
+        self._enter("")
+
+    def _tell_begin(self, slot: int, seed: int) -> None:
+        explore = bool(self._explores[slot])
+        calls = self._calls_for(self.slots[slot], explore=explore)
+        if calls.begin is None:
+            return
+        agents = {self._agent.name: calls}
+        try:
+            notices.begin(self.slots[slot], agents, seed=seed, workers=self._streams, explore=explore)
+        except BaseException as error:  # noqa: BLE001  # user code: this episode's fault
+            self._end_failed(slot, error, self.slots[slot].context.where)
+
+    def _build_vector(self) -> VectorEnvironment:
+        """Builds it, describes its spaces, and joins the agent. Raises ConductorError."""
+        context, command = self.slots[0].context, self._simulation.command
+        if self._vector is not None:
+            self.close()
+        self._resets = self._simulation.resets
+        context.enter(BUILD, seconds=command.build_seconds)
+        vector = VectorEnvironment(self._made, self._user_context)
+        context.where = JOIN
+        streams = self._streams if command.mode == "train" else 1
+        self._agent.join(self._number, vector.observation, vector.action, learns_from=streams)
+        context.leave()
+        if self._agent.needs_info or self._agent.is_masked or command.info:
+            raise ConductorError(
+                "infos and action masks (info, needs_info, action_mask) are not for vectors of mode native and async: say mode: sync"
+            )
+        self._vector = vector
+        self._recorder = self._simulation.batch_recorder(
+            self._workers[0], vector.observation, vector.action, vector.size
+        )
+        dtype, shape = spaces.storage(vector.action)
+        self._idle_actions = np.zeros((vector.size, *shape), dtype)
+        if isinstance(vector.action, spaces.Discrete):
+            self._idle_actions += vector.action.start
+        return vector
+
+    # -- a round --------------------------------------------------------------------------------------------
+
+    def _play_one_round(self, vector: VectorEnvironment) -> None:
+        self._enter(ACT)
+        observations = vector.observations
+        try:
+            actions, extras, version = self._act(observations)
+        except BaseException as error:  # noqa: BLE001  # user code: the fault of all episodes
+            for slot in np.flatnonzero(self._playing).tolist():
+                self._end_failed(slot, error, ACT)
+            return
+        self._enter(STEP)
+        try:
+            stepped = vector.step(actions)
+        except BaseException as error:  # noqa: BLE001  # as above
+            self._fail_all(error)
+            return
+        self._enter("")
+        self._end_faulty(stepped)
+        limit = self._simulation.command.max_steps
+        self._taken += 1
+        self._returns += stepped.rewards
+        truncated = stepped.truncated if limit is None else stepped.truncated | (self._taken >= limit)
+        stepped = stepped._replace(truncated=truncated)
+        rows = observations, actions, stepped.rewards, stepped.terminated, truncated, version
+        try:
+            self._recorder.add(*rows, steps=self._playing_now().number)
+        except OSError as error:
+            for slot in np.flatnonzero(self._playing).tolist():
+                self._end_slot(slot, "failed", f"cannot record its steps: {one_line(error)}")
+            return
+        over = stepped.terminated | truncated
+        if self._simulation.stopping:
+            for slot in np.flatnonzero(self._playing & ~over).tolist():
+                self._end_slot(slot, "cancelled", "")
+        self._learn(observations, actions, stepped, extras)
+        if over.any():
+            for slot in np.flatnonzero(over & self._playing).tolist():
+                self._end_complete(slot, "terminated" if stepped.terminated[slot] else "truncated")
+
+    def _end_faulty(self, stepped: Stepped) -> None:
+        """Ends the episodes whose step came too late, or has values that are none: it does not count."""
+        if (now := monotonic()) >= self._playing_now().deadline:
+            for slot in np.flatnonzero(self._playing & (now >= self._deadlines)).tolist():
+                self._end_slot(slot, "timed_out", "")
+        for slot, fault in stepped.faults.items():
+            if self._playing[slot]:
+                self._end_failed(slot, fault, STEP)
+
+    def _act(self, observations: NDArray[Any]) -> tuple[NDArray[Any], dict[int, Mapping[str, Any]], int]:
+        """Actions of all, the extras of those that play, and the version of the weights."""
+        actions, extras, version = self._idle_actions, dict[int, Any](), 0
+        _, exploring, others, _ = self._playing_now()
+        for rows, explore in ((exploring, True), (others, False)):
+            if not rows:
+                continue
+            calls = self._calls_for(self.slots[rows[0]], explore=explore)
+            if len(rows) == len(self.slots):
+                actions, beside = calls.act_batch(observations.copy(), self._workers)
+            else:
+                chosen, beside = calls.act_batch(observations[rows], [self._workers[row] for row in rows])
+                actions = actions.copy()
+                actions[rows] = chosen
+            if calls.learn is not None:
+                extras |= zip(rows, beside, strict=True)
+            version = calls.weights.version
+        return actions, extras, version
+
+    def _learn(
+        self,
+        observations: NDArray[Any],
+        actions: NDArray[Any],
+        stepped: Stepped,
+        extras: Mapping[int, Mapping[str, Any]],
+    ) -> None:
+        rows = self._playing_now().exploring
+        calls = self._calls_for(self.slots[rows[0]], explore=True) if rows else None
+        if calls is None or (learn := calls.learn) is None:
+            return
+        discrete = actions.ndim == 1
+        for slot in rows:
+            context = self.slots[slot].context
+            context.where = calls.learns_in
+            action = int(actions[slot]) if discrete else actions[slot].copy()
+            try:
+                learn(
+                    Transition(
+                        observation=_value(observations[slot]),
+                        action=action,
+                        reward=float(stepped.rewards[slot]),
+                        next_observation=_value(stepped.following[slot]),
+                        terminated=bool(stepped.terminated[slot]),
+                        truncated=bool(stepped.truncated[slot]),
+                        episode=context.index,
+                        worker=context.number,
+                        step=int(self._taken[slot]) - 1,
+                        seed=context.seed,
+                        extras=extras[slot],
+                    )
+                )
+            except BaseException as error:  # noqa: BLE001  # user code: this episode's fault
+                self._end_failed(slot, error, context.where)
+
+    def _enter(self, where: str) -> None:
+        self.slots[0].context.where = where
+
+    # -- ends -----------------------------------------------------------------------------------------------
+
+    def _end_complete(self, slot: int, outcome: EpisodeOutcome) -> None:
+        """Raises WrittenOff."""
+        one, ended, reason = self.slots[slot], outcome, ""
+        self._note(slot)
+        if self._explores[slot]:
+            try:
+                self._end_training_episode(one, outcome)
+            except BaseException as error:  # noqa: BLE001  # user code: any error is this episode's fault
+                ended, reason = "failed", reason_of(error).within(one.context.where)
+        if ended in COMPLETE and monotonic() >= self._deadlines[slot]:
+            ended = "timed_out"
+        self._end_slot(slot, ended, reason)
+
+    def _end_failed(self, slot: int, error: BaseException, where: str) -> None:
+        self._end_slot(slot, "failed", reason_of(error).within(where))
+
+    def _fail_all(self, error: BaseException) -> None:
+        """The vector has raised this."""
+        where = self.slots[0].context.where
+        for slot in np.flatnonzero(self._playing).tolist():
+            self._end_failed(slot, error, where)
+        self.close()
+
+    def _end_slot(self, slot: int, outcome: EpisodeOutcome, reason: str) -> None:
+        """Raises WrittenOff."""
+        one, command = self.slots[slot], self._simulation.command
+        context = one.context
+        self._note(slot)
+        self._playing[slot], self._under_way = False, None
+        if one.begun is not None:
+            notices.end_without_effect(one, outcome)
+        if outcome == "timed_out":
+            reason = f"longer than {command.episode_timeout:g} s"
+        context.leave()
+        reports.finish(context.reported)
+        self._agent.told_end(context.index)
+        self._recorder.end(slot, outcome=outcome)
+        record = msgspec.structs.replace(
+            context.record(outcome, reason), worker=self._workers[0]
+        )  # as its steps
+        self.reports.add(record, self._recorder)
+
+    def _note(self, slot: int) -> None:
+        context = self.slots[slot].context
+        context.value, context.steps = float(self._returns[slot]), int(self._taken[slot])
+
+
+def _value(observation: Any) -> Any:
+    """As agents take one: an int for Discrete, else an array of their own."""
+    return observation.copy() if isinstance(observation, np.ndarray) else int(observation)

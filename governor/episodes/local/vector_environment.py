@@ -1,0 +1,237 @@
+"""A vector of environments that step together: `gymnasium.vector.VectorEnv`, EnvPool, and what has their methods.
+
+Rules:
+1. Values are brought into the form of their spaces all at once; only if that fails is each looked at: a fault is that of its row. One of
+   all rows is an error of the vector.
+2. The three ways to reset (`AutoresetMode`) look the same from outside: `fresh` says whose observation is the first one of an episode.
+   By ``NextStep`` that is the step after an end, whose action counts for nothing; by ``SameStep`` the end itself, whose last
+   observation is in the infos; by ``Disabled`` what `reset` was asked for. One that has ended and was not reset is reset before it is
+   stepped.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from governor.episodes import spaces
+from governor.episodes.conforming import finite_reward
+from governor.episodes.entries import make_environment, make_vector
+from governor.episodes.spaces.conformers import named, rows_conformer
+from governor.errors import ConductorError
+from governor.failures import reason_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from governor.episodes.context import Context
+    from governor.episodes.spaces.specs import Numbers
+    from governor.messages import Made
+
+NEXT_STEP: Final = "NextStep"
+SAME_STEP: Final = "SameStep"
+DISABLED: Final = "Disabled"
+PARTS: Final = "(observations, rewards, terminated, truncated, infos)"
+
+
+class Stepped(NamedTuple):
+    """A step of all: `following` are the observations that it led to, also where another episode has begun since. `faults` by
+    environment: its values are none, and zero here.
+    """
+
+    following: NDArray[Any]
+    rewards: NDArray[np.float64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    faults: dict[int, ValueError]
+
+
+class VectorEnvironment:
+    """`made.vector` environments. `observations` are the last ones, (num_envs, *shape); nobody else has this array."""
+
+    def __init__(self, made: Made, context: Context | None) -> None:
+        """Raises ConductorError."""
+        self.size = made.vector
+        self._environment = _async(made, context) if made.vector_mode == "async" else _native(made, context)
+        self.observation, self.action = _spaces(self._environment, entry=made.entry)
+        self._mode = _mode_of(self._environment)
+        self.observations: NDArray[Any] = np.zeros(0)
+        self.fresh = np.zeros(self.size, np.bool_)
+        self._is_reset = False
+        self._over = np.zeros(self.size, np.bool_)
+        """Those that have ended, and were not reset."""
+        self._conform_all, self._conform = (
+            rows_conformer(self.observation),
+            spaces.conformer(self.observation),
+        )
+
+    @property
+    def resets_single(self) -> bool:
+        return self._mode == DISABLED and self._is_reset
+
+    def reset(self, seeds: Mapping[int, int]) -> dict[int, ValueError]:
+        """Resets the environments with these seeds, and all others too if single ones can't be; faults by environment. Raises what
+        it raises, and ValueError.
+        """
+        asked: dict[str, Any] = {"seed": next(iter(seeds.values()))}
+        chosen = np.ones(self.size, np.bool_)
+        if self._mode == DISABLED:
+            asked["seed"] = [seeds.get(each) for each in range(self.size)]
+            if self._is_reset:
+                chosen = np.isin(np.arange(self.size), list(seeds))
+                asked["options"] = {"reset_mask": chosen.copy()}
+        return self._reset(asked, chosen)
+
+    def _reset(self, asked: dict[str, Any], chosen: NDArray[np.bool_]) -> dict[int, ValueError]:
+        returned = self._environment.reset(**asked)
+        try:
+            observations, _ = returned
+        except (TypeError, ValueError):
+            raise ValueError("it did not return (observations, infos)") from None
+        self.observations, faults = self._checked(observations)
+        self._is_reset = True
+        self.fresh[chosen], self._over[chosen] = True, False
+        return {row: fault for row, fault in faults.items() if chosen[row]}
+
+    def step(self, actions: NDArray[Any]) -> Stepped:
+        """Raises what it raises, and ValueError."""
+        if self._mode == DISABLED and self._over.any():
+            seeds = [None] * self.size
+            self._reset({"seed": seeds, "options": {"reset_mask": self._over.copy()}}, self._over.copy())
+        returned = self._environment.step(actions)
+        try:
+            observations, rewards, terminated, truncated, infos = returned
+        except (TypeError, ValueError):
+            raise ValueError(f"it did not return {PARTS}") from None
+        self.observations, faults = self._checked(observations)
+        rewards, odd = self._rewards(rewards)
+        terminated, truncated = self._flags(terminated, "terminated"), self._flags(truncated, "truncated")
+        over = terminated | truncated
+        following = self.observations
+        if self._mode == SAME_STEP:
+            self.fresh = over
+            if over.any():
+                following = self._with_final(infos, over)
+        else:
+            self.fresh = self._over if self._mode == NEXT_STEP else np.zeros(self.size, np.bool_)
+            self._over = over
+        if not faults and not odd:
+            return Stepped(following, rewards, terminated, truncated, faults)
+        for row in [
+            row for row in faults if self.fresh[row]
+        ]:  # no episode begins with it, and none has ended by it
+            self.fresh[row] = False
+            del faults[row]
+        return Stepped(following, rewards, terminated, truncated, odd | faults)
+
+    def close(self) -> None:
+        """Also of processes of which one has died. Raises what it raises."""
+        try:
+            self._environment.close()
+        finally:
+            for process in getattr(self._environment, "processes", ()):
+                process.kill()
+            self._environment.closed = True  # else Gymnasium's would try it again when it is collected
+
+    def _checked(self, observations: Any) -> tuple[NDArray[Any], dict[int, ValueError]]:
+        """A copy, and the faults of rows."""
+        try:
+            array = self._conform_all(observations)
+        except ValueError as error:
+            if len(observations) != self.size:
+                raise named("observations", error) from None
+        else:
+            if len(array) != self.size:
+                raise ValueError(f"{len(array)} observations of {self.size} environments")
+            return array.copy(), {}
+        dtype, shape = spaces.storage(self.observation)
+        rows, faults = np.zeros((self.size, *shape), dtype), {}
+        for row, value in enumerate(observations):
+            try:
+                rows[row] = self._conform(value)
+            except ValueError as error:
+                faults[row] = named("observation", error)
+        if len(faults) == self.size:
+            raise faults[0]
+        return rows, faults
+
+    def _rewards(self, rewards: Any) -> tuple[NDArray[np.float64], dict[int, ValueError]]:
+        array = np.asarray(rewards, np.float64)
+        self._require_rows(array, "rewards")
+        faults: dict[int, ValueError] = {}
+        if not isfinite(array.sum()):
+            array = array.copy()
+            for row in np.flatnonzero(~np.isfinite(array)).tolist():
+                try:
+                    finite_reward(float(array[row]))
+                except ValueError as error:
+                    faults[row] = error
+                array[row] = 0.0
+        return array, faults
+
+    def _flags(self, flags: Any, name: str) -> NDArray[np.bool_]:
+        array = np.asarray(flags)
+        self._require_rows(array, name)
+        if array.dtype != np.bool_:
+            if array.dtype.kind not in "iu":
+                raise ValueError(f"{name} is an array of {array.dtype}, not of bool")
+            array = array.astype(np.bool_)
+        return array
+
+    def _require_rows(self, array: NDArray[Any], name: str) -> None:
+        if array.shape != (self.size,):
+            raise ValueError(f"{name} has the shape {array.shape}, not {(self.size,)}")
+
+    def _with_final(self, infos: Any, over: NDArray[np.bool_]) -> NDArray[Any]:
+        following = self.observations.copy()
+        final = infos.get("final_obs") if isinstance(infos, dict) else None
+        if final is not None:
+            for row in np.flatnonzero(over).tolist():
+                following[row] = self._conform(final[row])
+        return following
+
+
+def _native(made: Made, context: Context | None) -> Any:
+    return make_vector(made.entry, made.params, made.vector, context, made.wrappers)
+
+
+def _async(made: Made, context: Context | None) -> Any:
+    """A process for each environment, which ends with this one: the pipe that it reads is closed then."""
+    from gymnasium.vector import AsyncVectorEnv, AutoresetMode  # noqa: PLC0415  # 0.2 s, only where such a vector is used
+
+    build: Any = partial(make_environment, made.entry, made.params, context, made.wrappers)
+    try:
+        return AsyncVectorEnv([build] * made.vector, autoreset_mode=AutoresetMode.DISABLED, context="spawn")
+    except BaseException as error:  # user code in its processes
+        raise ConductorError(
+            reason_of(error).within(f"environment {made.entry!r} does not start in processes of its own")
+        ) from error
+
+
+def _spaces(environment: Any, *, entry: str) -> tuple[Numbers, Numbers]:
+    """Those of one of its environments. Raises ConductorError."""
+    found: list[Numbers] = []
+    for role in ("observation_space", "action_space"):
+        space = getattr(environment, f"single_{role}", None)
+        try:
+            spec = spaces.describe(getattr(environment, role) if space is None else space, role=role)
+        except ConductorError as error:
+            raise ConductorError(f"environment {entry!r}: {error.reason}") from error
+        if not (spaces.is_array(spec) or isinstance(spec, spaces.Discrete)):
+            raise ConductorError(
+                f"environment {entry!r}: its {role} is {spaces.summary(spec)}; vectors of mode native and async are for Box, "
+                "Discrete, MultiDiscrete and MultiBinary: say vector: {num_envs: N, mode: sync}"
+            )
+        found.append(spec)
+    return found[0], found[1]
+
+
+def _mode_of(environment: Any) -> str:
+    """How it resets; as Gymnasium does if it does not say."""
+    mode = (getattr(environment, "metadata", None) or {}).get("autoreset_mode", NEXT_STEP)
+    return str(getattr(mode, "value", mode))

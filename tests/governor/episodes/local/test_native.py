@@ -1,0 +1,254 @@
+"""A vector whose environments step together, in process: its episodes and steps on record, whatever way it resets, and its faults."""
+
+import asyncio
+
+import msgspec
+import numpy as np
+import pytest
+
+from governor.episodes import trajectories
+from governor.episodes.local.vector_environment import VectorEnvironment
+from governor.episodes.records import batch_recording
+from governor.episodes.records.recording import Columns
+from governor.episodes.spaces import Box, Discrete
+from governor.messages import Evaluate, Failures, Until
+from tests.support.full_disk import full_beyond
+from tests.support.in_process_commands import outcomes, vector
+from tests.support.reasons import without_place
+
+MODES = pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+
+
+def native(size=4, *, mode="NextStep", agent="Stands", stepped="native", entry="vector_world:Walks", **more):
+    if entry.startswith("vector_world:Walks"):
+        more["mode"] = mode
+    command = vector(size, entry=entry, agent=f"vector_world:{agent}", **more)
+    made = msgspec.structs.replace(command["made_environment"], vector_mode=stepped)
+    return {**command, "made_environment": made, "vector": size}
+
+
+def steps_of(harness, phase="train"):
+    return trajectories.read(harness.folder / "run", phase).to_pandas()
+
+
+def require_whole(steps, records):
+    """Each episode is on record from its first observation to its last step, once."""
+    for record in records:
+        mine = steps[steps.episode == record.index]
+        assert [int(place) for place, _ in mine.observation] == list(range(record.steps))
+        assert mine.step.tolist() == list(range(record.steps))
+        assert len({slot for _, slot in mine.observation}) == 1
+        assert mine.reward.sum() == record.value
+        assert set(mine.outcome) == {record.outcome}
+    assert len(steps) == sum(record.steps for record in records)
+
+
+@MODES
+@pytest.mark.parametrize("agent", ["Stands", "OneByOne"])
+async def test_each_episode_is_on_record_as_it_was(harness, mode, agent):
+    records, end = await harness.play(episodes=23, **native(mode=mode, agent=agent))
+    assert (end.end, end.first_failure, outcomes(records)) == ("max_episodes", "", ["terminated"] * 23)
+    assert sorted(record.index for record in records) == list(range(23))
+    assert all(record.value == record.steps >= 3 for record in records)
+    steps = steps_of(harness)
+    require_whole(steps, records)
+    assert steps.groupby("episode").terminated.sum().tolist() == [1] * 23
+    assert set(steps.action) == {1}
+    assert set(steps.worker) == {record.worker for record in records} == {0}
+
+
+@MODES
+async def test_the_agent_learns_from_each_step_of_each_environment(harness, mode):
+    records, _ = await harness.play(episodes=12, **native(mode=mode))
+    learned = harness.state()["learned"]
+    assert len(learned) == sum(record.steps for record in records)
+    assert {worker for worker, *_ in learned} == {0, 1, 2, 3}
+    for record in records:
+        mine = [each for each in learned if each[1] == record.index]
+        assert [step for _, _, step, _, _ in mine] == list(range(record.steps))
+        assert [place for *_, place, _ in mine] == list(range(1, record.steps + 1)), "also the last one"
+        assert [over for *_, over in mine] == [0.0] * (record.steps - 1) + [1.0]
+
+
+RESET = VectorEnvironment._reset
+
+
+async def test_single_ones_that_can_be_reset_have_the_seeds_of_their_episodes(harness, monkeypatch):
+    seeds = []
+    monkeypatch.setattr(
+        "governor.episodes.local.vector_environment.VectorEnvironment._reset",
+        lambda self, asked, chosen, reset=RESET: seeds.append(asked["seed"]) or reset(self, asked, chosen),
+    )
+    records, _ = await harness.play(episodes=10, **native(mode="Disabled"))
+    given = [seed for each in seeds for seed in each if seed is not None]
+    assert sorted(given) == sorted(record.seed for record in records)
+
+
+@MODES
+async def test_long_episodes_are_written_in_parts(harness, monkeypatch, mode):
+    monkeypatch.setattr(batch_recording, "ROUNDS", 2)
+    records, _ = await harness.play(episodes=9, **native(mode=mode))
+    require_whole(steps_of(harness), records)
+
+
+@MODES
+@pytest.mark.parametrize("endless", [False, True])
+async def test_max_steps_ends_episodes_and_the_next_ones_begin_at_the_beginning(harness, mode, endless):
+    records, _ = await harness.play(episodes=15, max_steps=2, **native(mode=mode, endless=endless))
+    assert outcomes(records) == ["truncated"] * 15
+    assert {record.steps for record in records} == {2}
+    require_whole(steps_of(harness), records)
+
+
+@MODES
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("nan", "environment.step: ValueError: observation: it holds NaN"),
+        ("reward", "environment.step: ValueError: the reward is inf"),
+    ],
+)
+async def test_values_that_are_none_are_the_fault_of_one_episode(harness, mode, fault, reason):
+    flag = str(harness.folder / "flag")
+    records, end = await harness.play(episodes=12, **native(mode=mode, fault=fault, flag=flag))
+    [failed] = [record for record in records if record.outcome == "failed"]
+    assert (without_place(failed.reason), failed.steps, end.failures) == (reason, 2, 1)
+    assert sorted(record.index for record in records) == list(range(12))
+    require_whole(steps_of(harness), records)
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+async def test_a_first_observation_that_is_none_begins_no_episode(harness, monkeypatch, mode):
+    monkeypatch.setattr("vector_world.FAULT_AT", 5 if mode == "NextStep" else 4)  # of the second environment
+    flag = str(harness.folder / "flag")
+    records, _ = await harness.play(episodes=12, **native(mode=mode, fault="nan", flag=flag))
+    assert outcomes(records) == ["terminated"] * 12
+    require_whole(steps_of(harness), records)
+
+
+@MODES
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("raise", "environment.step: RuntimeError: no floor"),
+        ("shape", "environment.step: ValueError: observation: shape (1,) where the space has (2,)"),
+    ],
+)
+async def test_an_error_of_the_vector_is_that_of_all_under_way(harness, mode, fault, reason):
+    flag = str(harness.folder / "flag")
+    records, _ = await harness.play(episodes=12, **native(mode=mode, fault=fault, flag=flag))
+    failed = [record for record in records if record.outcome == "failed"]
+    assert [record.steps for record in failed] == [2] * 4
+    assert all(record.reason.startswith(reason) for record in failed)
+    assert outcomes(records).count("terminated") == 12 - 4
+    require_whole(steps_of(harness), records)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason", "failures"),
+    [("act", "agent.act: KeyError: 'no idea'", 4), ("learn", "agent.learn: ZeroDivisionError", 1)],
+)
+async def test_an_error_of_the_agent(harness, fault, reason, failures):
+    records, _ = await harness.play(episodes=12, **native(agent_params={"fault": fault}))
+    failed = [record for record in records if record.outcome == "failed"]
+    assert {without_place(record.reason) for record in failed} == {reason}
+    assert len(failed) == failures
+    assert len(records) == 12
+
+
+async def test_an_episode_that_failed_is_played_again_and_its_last_attempt_counts(harness):
+    flag = str(harness.folder / "flag")
+    command = native(fault="raise", flag=flag)
+    records, _ = await harness.play(episodes=9, failures=Failures(retry=2), **command)
+    assert sorted((record.index, record.outcome) for record in records) == [
+        (index, "terminated") for index in range(9)
+    ]
+    steps = steps_of(harness)
+    require_whole(steps, records)
+    assert set(steps.attempt) == {1, 2}
+
+
+async def test_evaluations_take_their_turn(harness):
+
+    command = native() | {"evaluate": Evaluate(every=6, episodes=3)}
+    records, _ = await harness.play(episodes=12, **command)
+    require_whole(steps_of(harness), records)
+    learned = {int(episode) for _, episode, *_ in harness.state()["learned"]}
+    assert learned == {record.index for record in records if record.index in range(12)}
+    assert len(records) == 12 + 2 * 3
+
+
+async def test_until_ends_all(harness):
+    until = (Until(metric="return", at_least=3.0, average_over=4),)
+    records, end = await harness.play(episodes=5000, until=until, **native())
+    assert end.end == "until"
+    assert set(outcomes(records)) <= {"terminated", "cancelled"}
+    require_whole(steps_of(harness), records)
+
+
+async def test_a_disk_that_is_full_fails_episodes_and_not_the_phase(harness):
+    command = native(size=64, endless=True, agent="OneByOne")
+    with full_beyond(30_000):
+        records, end = await harness.play(episodes=128, max_steps=40, **command)
+    reasons = {record.reason for record in records if record.outcome == "failed"}
+    assert reasons == {"cannot record its steps: OSError: [Errno 27] File too large"}
+    assert (len(records), end.end) == (128, "max_episodes")
+
+
+async def test_what_has_no_arrays_is_told_to_say_sync(harness):
+    _, end = await harness.play(episodes=2, **native(entry="gymnasium:Blackjack-v1", stepped="async", size=1))
+    assert "say vector: {num_envs: N, mode: sync}" in end.fault
+
+
+async def test_an_id_without_a_vector_of_its_own_is_told_what_there_is(harness):
+    _, end = await harness.play(episodes=2, **native(entry="gymnasium:FrozenLake-v1"))
+    assert end.fault.endswith("say mode: sync, or mode: async")
+
+
+# -- processes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(120)
+async def test_episodes_in_processes_are_those_without(harness):
+    beside = vector(3, entry="gymnasium:FrozenLake-v1", agent="vector_world:OneByOne")
+    alone, _ = await harness.play(episodes=12, max_steps=50, name="alone", mode="eval", **beside)
+    command = native(3, entry="gymnasium:FrozenLake-v1", agent="OneByOne", stepped="async")
+    records, _ = await harness.play(episodes=12, max_steps=50, incarnation=2, mode="eval", **command)
+    assert outcomes(records).count("failed") == 0
+    steps = [steps_of(harness, phase) for phase in ("alone", "train")]
+    for column in ("episode", "step", "observation", "action", "reward", "terminated", "truncated", "seed"):
+        assert steps[0][column].tolist() == steps[1][column].tolist(), column
+    assert len(alone) == len(records) == 12
+
+
+@pytest.mark.timeout(120)
+async def test_a_process_that_dies_fails_those_under_way_and_others_take_its_place(harness):
+    flag = str(harness.folder / "flag")
+    command = native(2, entry="vector_world:Dies", agent="OneByOne", stepped="async", flag=flag)
+    records, _ = await harness.play(episodes=6, **command)
+    failed = [record for record in records if record.outcome == "failed"]
+    assert {record.reason.partition(":")[0] for record in failed} == {"environment.step"}
+    assert len(failed) == 2
+    assert outcomes(records).count("terminated") == 4
+
+
+async def test_a_hang_is_found(harness):
+    controller = await harness.start("simulation")
+    stuck = native(agent="Sleeps")
+    await controller.perform(harness.command(episodes=9, episode_timeout=0.3, **stuck))
+    reason = await asyncio.wait_for(controller.failed, 20)
+    assert reason.startswith("agent 'walker' hangs in episode ")
+
+
+def test_arrays_of_a_recorder_are_bounded(tmp_path):
+
+    large = Box(low=b"", high=b"", shape=(500, 500, 3), dtype="uint8")
+    columns = Columns.of(large, Discrete(n=2, start=0))
+    recorder = batch_recording.BatchRecorder(tmp_path, phase="p", worker=0, columns=columns, slots=4)
+    recorder.begin(0, episode=0, seed=1)
+    seen = np.zeros((4, 500, 500, 3), np.uint8)
+    recorder.add(seen, np.zeros(4), np.zeros(4), np.zeros(4), np.zeros(4), 0, steps=1)
+    recorder.end(0, outcome="terminated")
+    recorder.flush()
+    assert recorder.taken == 1
+    assert sum(array.nbytes for array in recorder._arrays) <= batch_recording.BYTES

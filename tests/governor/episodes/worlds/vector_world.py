@@ -1,0 +1,148 @@
+"""A vector of walks that steps by itself, in each of Gymnasium's ways to reset, and what may go wrong in it."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+FAULT_AT = 3
+"""The step of all at which a fault comes."""
+
+
+class Walks(VectorEnv):
+    """Environment i counts to 3 + i + the number of its episodes so far, and ends then. It observes its place and its number.
+
+    `fault` comes once: ``nan`` and ``reward`` in the second environment, ``raise`` and ``shape`` for all.
+    """
+
+    def __init__(self, num_envs, *, mode="NextStep", fault="", flag="", endless=False):
+        self.num_envs = num_envs
+        self.single_observation_space = gymnasium.spaces.Box(0, np.inf, (2,), np.float32)
+        self.single_action_space = gymnasium.spaces.Discrete(2)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.mode = AutoresetMode(mode)
+        self.metadata = {"autoreset_mode": self.mode}
+        self.fault, self.flag, self.endless = fault, Path(flag), endless
+        self.places = np.zeros(num_envs, np.int64)
+        self.played = np.zeros(num_envs, np.int64)
+        self.over = np.zeros(num_envs, np.bool_)
+        self.steps = 0
+        self.seeds = []
+
+    def observations(self):
+        return np.stack([self.places, np.arange(self.num_envs)], 1).astype(np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        chosen = (options or {}).get("reset_mask", np.ones(self.num_envs, np.bool_))
+        self.seeds.append(seed)
+        self.places[chosen], self.over[chosen] = 0, False
+        return self.observations(), {}
+
+    def step(self, actions):
+        assert self.action_space.contains(actions)
+        if self.mode is AutoresetMode.DISABLED:
+            assert not self.over.any(), "a step after the end"
+        begins = self.over if self.mode is AutoresetMode.NEXT_STEP else np.zeros_like(self.over)
+        self.steps += 1
+        self.places = np.where(begins, 0, self.places + 1)
+        length = 3 + np.arange(self.num_envs) + self.played
+        over = ~begins & (self.places >= length) & (not self.endless)
+        self.played += over
+        self.over = over
+        seen, rewards, infos = self.observations(), np.where(begins, 0.0, 1.0), {}
+        if self.mode is AutoresetMode.SAME_STEP and over.any():
+            infos = {"final_obs": seen.copy()}
+            self.places[over] = 0
+            seen = self.observations()
+        if self.fault and self.steps == FAULT_AT and not self.flag.exists():
+            self.flag.touch()
+            seen, rewards = self.failed(seen, rewards)
+        return seen, rewards, over, np.zeros_like(over), infos
+
+    def failed(self, seen, rewards):
+        if self.fault == "nan":
+            seen[1, 0] = np.nan
+        elif self.fault == "reward":
+            rewards[1] = np.inf
+        elif self.fault == "shape":
+            return seen[:, :1], rewards
+        elif self.fault == "raise":
+            raise RuntimeError("no floor")
+        return seen, rewards
+
+
+class Stands:
+    """Acts for all; remembers each step that it learns from, as (worker, episode, step, where it led to, terminated)."""
+
+    def __init__(self, fault="", **_):
+        self.learned, self.fault = [], fault
+
+    def act(self, observation, *, explore):
+        raise NotImplementedError("a vector asks for all")
+
+    def act_many(self, observations, *, explore):
+        if self.fault == "act" and len(self.learned) >= 8:
+            self.fault = ""
+            raise KeyError("no idea")
+        actions = np.ones(len(observations), np.int64)
+        observations[:] = 7  # what is on record does not change
+        return actions, {"value": np.arange(len(observations))}
+
+    def learn(self, step):
+        if self.fault == "learn" and step.worker == 1:
+            self.fault = ""
+            raise ZeroDivisionError
+        place = float(step.next_observation[0])
+        self.learned.append([step.worker, step.episode, step.step, place, step.terminated])
+
+    def state_dict(self):
+        return {"learned": [list(map(float, each)) for each in self.learned]}
+
+    def load_state_dict(self, state):
+        self.learned = [list(each) for each in state["learned"]]
+
+
+class Sleeps(Stands):
+    """Hangs at its third action."""
+
+    def act_many(self, observations, *, explore):
+        if len(self.learned) >= 8:
+            threading.Event().wait()
+        return super().act_many(observations, explore=explore)
+
+
+class OneByOne:
+    """The same for one observation."""
+
+    def __init__(self, **_):
+        pass
+
+    def act(self, observation, *, explore):
+        return 1
+
+
+class Dies(gymnasium.Env):
+    """Of a process of its own: its third step kills it, once."""
+
+    observation_space = gymnasium.spaces.Discrete(100)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, flag):
+        self.flag, self.place = Path(flag), 0
+
+    def reset(self, *, seed=None, options=None):
+        self.place = 0
+        return 0, {}
+
+    def step(self, action):
+        self.place += 1
+        if self.place == 3 and not self.flag.exists():
+            self.flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.place, 1.0, self.place == 5, False, {}
