@@ -127,27 +127,33 @@ def _simulation(
         )
 
 
-def _by_transport(one: Simulated) -> Iterator[tuple[Path, str]]:
-    """Settings that only some transports support."""
+def _vector(one: Simulated) -> Iterator[tuple[Path, str]]:
     size, stepped = vector_of(one.section)
-    is_vector = size != 1
-    if stepped in {"native", "async"} and one.transport != "in_process":
+    is_together = stepped in ("native", "async")  # it may be a list
+    if is_together and one.transport != "in_process":
         yield (
             (*one.path, "environment"),
             f"environment {one.environment!r} has a 'vector' of mode {stepped!r}, which is for transport: in_process alone",
         )
-    if one.transport == "ray" and is_vector:
+    elif is_together and one.simulate.get("info"):
+        yield (*one.path, "info"), f"is not for a 'vector' of mode {stepped!r}: say mode: sync"
+    elif size != 1 and one.transport == "ray":
         yield (
             (*one.path, "environment"),
             f"environment {one.environment!r} has a 'vector', which is not for transport: ray",
         )
+    if size != 1 and one.has_players and one.transport != "ray":
+        yield (*one.path, "agents"), "are for several players: their environment can have no 'vector'"
+
+
+def _by_transport(one: Simulated) -> Iterator[tuple[Path, str]]:
+    """Settings that only some transports support."""
+    yield from _vector(one)
     if one.has_players and one.transport == "ray":
         yield (
             (*one.path, "agents"),
             "are for several players: that needs transport: conductors or in_process",
         )
-    elif one.has_players and is_vector:
-        yield (*one.path, "agents"), "are for several players: their environment can have no 'vector'"
     if one.transport == "ray":
         for key in ("evaluate", "checkpoint"):
             if one.phase.get(key) is not None:

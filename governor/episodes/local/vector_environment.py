@@ -58,7 +58,11 @@ class VectorEnvironment:
         """Raises ConductorError."""
         self.size = made.vector
         self._environment = _async(made, context) if made.vector_mode == "async" else _native(made, context)
-        self.observation, self.action = _spaces(self._environment, entry=made.entry)
+        try:
+            self.observation, self.action = _spaces(self._environment, entry=made.entry)
+        except ConductorError:
+            self.close()
+            raise
         self._mode = _mode_of(self._environment)
         self.observations: NDArray[Any] = np.zeros(0)
         self.fresh = np.zeros(self.size, np.bool_)

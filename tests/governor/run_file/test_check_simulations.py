@@ -126,7 +126,7 @@ def test_a_vector_may_be_a_section_with_its_mode():
 
 
 @pytest.mark.parametrize(
-    "given", ["true", "0", "1025", "{num_envs: 0}", "{mode: async}", "{num_envs: 4, mode: fast}"]
+    "given", ["true", "0", "1025", "{num_envs: 0}", "{mode: async}", "{num_envs: 4, mode: [native]}"]
 )
 def test_what_is_no_vector(given):
     found = faults_in(yaml.safe_load(IN_PROCESS.replace("pool: 4", f"vector: {given}")))
