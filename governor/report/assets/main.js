@@ -137,9 +137,12 @@ function start(data) {
     nav.querySelector(`[href="#${section.id}"]`)?.remove();
   }
 
+  /** Without a selected one it asks for one: the first option would look as if it were shown. */
   function choose(runs, selected, act) {
+    if (!runs.length) return;
+    const ask = selected < 0 ? [element("option", { value: "", selected: true, disabled: true, text: "choose a run" })] : [];
     const options = runs.map((run, index) => element("option", { value: index, selected: index === selected, text: `${visible(run.name)} ${run.uid} (${run.outcome === "in work" ? run.state || "in work" : run.outcome})` }));
-    const select = element("select", { "aria-label": "Run", onchange: () => act(Number(select.value)) }, ...options);
+    const select = element("select", { "aria-label": "Run", onchange: () => act(Number(select.value)) }, ...ask, ...options);
     chooser.replaceChildren(select);
   }
 
@@ -166,7 +169,10 @@ function start(data) {
     const shown = data.runs[0]?.summary.uid;
     follow(stream, {
       changed,
-      listed: (runs) => choose(runs, Math.max(0, runs.findIndex((run) => run.uid === shown)), (index) => location.assign(`?run=${encodeURIComponent(runs[index].uid)}`)),
+      listed: (newest) => {
+        const runs = !shown || newest.some((run) => run.uid === shown) ? newest : [data.runs[0].summary, ...newest];
+        choose(runs, runs.findIndex((run) => run.uid === shown), (index) => location.assign(`?run=${encodeURIComponent(runs[index].uid)}`));
+      },
       away: (text) => ((notice.hidden = !text), (notice.textContent = text)),
     });
   }

@@ -296,8 +296,8 @@ def test_a_page_that_is_printed_is_light_as_wide_as_paper_and_has_what_is_folded
 
 
 @contextlib.contextmanager
-def live(made, section):
-    """The address of the page of `made`; what is GET at `next` has the page take the new `section`."""
+def live(made, told, *, event="section"):
+    """The address of the page of `made`; what is GET at `next` has the page take this `event`."""
     wanted, ended = threading.Event(), threading.Event()
 
     class Answer(http.server.BaseHTTPRequestHandler):
@@ -313,7 +313,7 @@ def live(made, section):
             self.send_header("Content-Type", "text/event-stream")
             self.end_headers()
             wanted.wait(60)
-            self.wfile.write(b"event: section\ndata: " + msgspec.json.encode(section) + b"\n\n")
+            self.wfile.write(f"event: {event}\ndata: ".encode() + msgspec.json.encode(told) + b"\n\n")
             ended.wait(60)
 
         def log_message(self, *_):
@@ -362,3 +362,24 @@ def test_a_section_that_changes_keeps_where_its_reader_was(playwright):
     assert found["before"] == found["after"]
     assert found["before"][2] > 0
     assert found["before"][3] == "grid"
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_the_chooser_says_which_run_is_shown_though_the_list_has_others(playwright, shown):
+    made = msgspec.structs.replace(document(*([run_document()] if shown else [])), live=True)
+    others = [{"uid": f"u{n}", "name": f"other-{n}", "outcome": "finished"} for n in (8, 9)]
+    with live(made, others, event="runs") as address:
+        found = browser.visit(
+            playwright,
+            address,
+            """
+            page.evaluate("fetch('next')")
+            page.wait_for_selector("select[aria-label=Run]", state="attached")
+            found["options"] = page.evaluate("[...document.querySelector('select[aria-label=Run]').options].map((each) => [each.text, each.selected])")
+            """,
+        )
+    assert (found["console"], found["elsewhere"]) == ([], [])
+    (first, is_first), *rest = found["options"]
+    assert is_first
+    assert (" u1 " in first) if shown else (first == "choose a run")
+    assert rest == [["other-8 u8 (finished)", False], ["other-9 u9 (finished)", False]]
