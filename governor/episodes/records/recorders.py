@@ -20,12 +20,11 @@ class Recorders:
         self._folder = folder
         self._command = command
         self._of: dict[int, StepRecorder | BatchRecorder] = {}
-        self._taken_before = 0
 
     @property
     def taken(self) -> int:
         """Steps so far."""
-        return self._taken_before + sum(recorder.taken for recorder in [*self._of.values()])
+        return sum(recorder.taken for recorder in [*self._of.values()])
 
     def of_spaces(self, worker: int, observation: SpaceSpec, action: SpaceSpec) -> StepRecorder:
         """The recorder of a worker whose environment has these spaces."""
@@ -48,17 +47,17 @@ class Recorders:
         return recorder
 
     def of_batches(self, worker: int, observation: SpaceSpec, action: SpaceSpec, slots: int) -> BatchRecorder:
-        """The recorder of a worker whose environments step together; a new one each time."""
+        """The recorder of a worker whose environments step together."""
         from governor.episodes.records.batch_recording import BatchRecorder  # noqa: PLC0415  # as above
         from governor.episodes.records.recording import Columns  # noqa: PLC0415  # as above
 
-        columns, command = Columns.of(observation, action), self._command
-        made = BatchRecorder(self._folder, phase=command.name, worker=worker, columns=columns, slots=slots)
-        if (former := self._of.get(worker)) is not None:
-            former.close()
-            self._taken_before += former.taken
-        self._of[worker] = made
-        return made
+        recorder, columns, command = self._of.get(worker), Columns.of(observation, action), self._command
+        if not isinstance(recorder, BatchRecorder) or recorder.columns != columns:
+            recorder = BatchRecorder(
+                self._folder, phase=command.name, worker=worker, columns=columns, slots=slots
+            )
+            self._of[worker] = recorder
+        return recorder
 
     def close(self) -> None:
         for recorder in self._of.values():

@@ -8,7 +8,7 @@ import pytest
 
 from governor.episodes import trajectories
 from governor.episodes.local.vector_environment import VectorEnvironment
-from governor.episodes.records import batch_recording
+from governor.episodes.records import batch_recording, stream
 from governor.episodes.records.recording import Columns
 from governor.episodes.spaces import Box, Discrete
 from governor.messages import Evaluate, Failures, Until
@@ -134,13 +134,16 @@ async def test_a_first_observation_that_is_none_begins_no_episode(harness, monke
         ("shape", "environment.step: ValueError: observation: shape (1,) where the space has (2,)"),
     ],
 )
-async def test_an_error_of_the_vector_is_that_of_all_under_way(harness, mode, fault, reason):
+async def test_an_error_of_the_vector_is_that_of_all_under_way(harness, monkeypatch, mode, fault, reason):
+    streams, create = [], stream.create
+    monkeypatch.setattr(stream, "create", lambda *given: streams.append(given) or create(*given))
     flag = str(harness.folder / "flag")
     records, _ = await harness.play(episodes=12, **native(mode=mode, fault=fault, flag=flag))
     failed = [record for record in records if record.outcome == "failed"]
     assert [record.steps for record in failed] == [2] * 4
     assert all(record.reason.startswith(reason) for record in failed)
     assert outcomes(records).count("terminated") == 12 - 4
+    assert len(streams) == 1, "that of the vector before"
     require_whole(steps_of(harness), records)
 
 
