@@ -259,18 +259,22 @@ def test_ctrl_c_while_it_opens_leaves_nothing():
 
 
 SHUT_DOWN = """
-import os, ray, ray._private.services
+import os, ray, ray._private.services, time
 from governor.tasks import execute_task_graph, run_exp
 from governor.tasks.agentlab.session import GraphSession
 from tests.support.living import lives
 from tests.support.user_code.experiments import Exp
 ray._private.services.resolve_ip_for_localhost = lambda host: host
 ray.init(os.environ["RAY"], log_to_driver=False)
+began = time.monotonic()
 print(execute_task_graph([Exp(1, "give", 1)]), run_exp.remote(Exp(2, "give", 2)).outcome())
+first = time.monotonic() - began
 ray.shutdown()
 ray.init(os.environ["RAY"], log_to_driver=False)
 old = GraphSession._shared
+began = time.monotonic()
 print(run_exp.remote(Exp(3, "give", 3)).outcome())
+print("longer than the first session, by", time.monotonic() - began - first)
 print("a new session", GraphSession._shared is not old)
 ray.shutdown()
 """
@@ -279,13 +283,14 @@ ray.shutdown()
 @pytest.mark.long
 def test_rays_end_below_a_session_is_no_trouble():
     """As AgentLab does around each study."""
-    began = time.monotonic()
     caller = program(SHUT_DOWN)
     out, err = caller.communicate(timeout=90)
     assert caller.returncode == 0, err
     assert "{1: 1} 2" in out.splitlines()
     assert {"3", "a new session True"} <= set(out.splitlines())
-    assert time.monotonic() - began < 25, "it waits for a Ray that has gone, or starts another"
+    [longer] = [line.rpartition(" ")[2] for line in out.splitlines() if line.startswith("longer ")]
+    assert float(longer) < 8, "it waits for a Ray that has gone, or starts another"
+    assert "driver.close_timeout" not in out + err
 
 
 ANOTHER_CLUSTER = """
