@@ -243,7 +243,7 @@ VectorMode: TypeAlias = Literal["sync", "async", "native"]
 class Vector(Section):
     """Environments that each worker steps together."""
 
-    num_envs: Annotated[int, Field(ge=1, le=1024, description="So many.", examples=[64])]
+    num_envs: Annotated[int, Field(ge=1, le=1024, description="Number of environments.", examples=[64])]
     mode: Annotated[
         VectorMode,
         Field(

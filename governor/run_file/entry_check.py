@@ -79,7 +79,7 @@ def of_data(data: object) -> list[UserEntry]:
     for name, made in mapping(conductors.get("environments")).items():
         place = ("conductors", "environments", name)
         for kind in sorted(played.get(name, {"environment"})):
-            found += _entry((*place, "entry"), kind, made)
+            found += _entry((*place, "entry"), kind, _as_called(made))
         for number, wrapper in enumerate(items(mapping(made).get("wrappers"))):
             section = {"entry": wrapper} if isinstance(wrapper, str) else wrapper
             found += _entry((*place, "wrappers", number, "entry"), "wrapper", section)
@@ -97,6 +97,13 @@ def of_data(data: object) -> list[UserEntry]:
         for number, task in enumerate(items(mapping(phase).get("tasks"))):
             found += _entry(("phases", index, "tasks", number, "call"), "task", task)
     return found
+
+
+def _as_called(section: object) -> object:
+    """An environment's section with all params: a native vector of the user's own is called with `num_envs`, too."""
+    if vector_of(section)[1] != "native" or entry_of(section).startswith("gymnasium:"):
+        return section
+    return {**mapping(section), "params": {"num_envs": 1, **mapping(mapping(section).get("params"))}}
 
 
 def _kinds_of_environments(data: object, agents: Mapping[str, Any]) -> dict[str, set[str]]:

@@ -59,7 +59,7 @@ class VectorSource(EpisodeSource, Protocol):
     ) -> BatchRecorder: ...
 
 
-class _Ended:
+class _SlotRecorder:
     """Of a slot whose recorder is that of all: what the watch calls."""
 
     def __init__(self, recorder: BatchRecorder, slot: int) -> None:
@@ -110,7 +110,7 @@ class NativeWorker(LocalEpisodeWorker):
         """None after a change."""
 
     def recorder_for(self, context: ExecutionContext) -> Any:
-        return _Ended(self._recorder, context.number - self._workers[0])
+        return _SlotRecorder(self._recorder, context.number - self._workers[0])
 
     def close(self) -> None:
         vector, self._vector = self._vector, None

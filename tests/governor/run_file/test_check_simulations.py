@@ -5,6 +5,7 @@ import yaml
 
 from governor.messages import Made
 from governor.run_file import load
+from governor.run_file.entry_check import of_data
 from governor.runs.assignment import Assignment
 from governor.units.sections import spell
 from states.plan import ConductorPlan
@@ -131,6 +132,17 @@ def test_a_vector_may_be_a_section_with_its_mode():
 def test_what_is_no_vector(given):
     found = faults_in(yaml.safe_load(IN_PROCESS.replace("pool: 4", f"vector: {given}")))
     assert [spell(path).startswith("conductors.environments.lake.vector") for path, _ in found] == [True]
+
+
+def test_a_native_vector_is_called_with_the_number_of_its_environments():
+    def params_of(entry, mode):
+        section = {"entry": entry, "params": {"size": 3}, "vector": {"num_envs": 4, "mode": mode}}
+        [found] = of_data({"conductors": {"environments": {"lake": section}}})
+        return set(found.params)
+
+    assert params_of("mine:Walks", "native") == {"size", "num_envs"}
+    assert params_of("mine:Walks", "async") == {"size"}
+    assert params_of("gymnasium:CartPole-v1", "native") == {"size"}
 
 
 PLAYERS = IN_PROCESS.replace("    walker:", "    runner: {entry: 'q_learner:QLearner'}\n    walker:").replace(
