@@ -101,12 +101,8 @@ class AgentCalls:
         action masks, for an agent that `is_masked`.
         """
         rows = len(workers)
-        options = {"worker": np.array(workers, np.int64)} if "worker" in self._many_options else {}
-        if masks.NAME in self._many_options:
-            options[masks.NAME] = masks.together(of_rows)
         try:
-            returned = self.agent.act_many(observations, explore=explore, **options)
-            actions, extras = self._split_many(returned, rows)
+            actions, extras = self._ask_many(observations, workers, of_rows, explore=explore)
             if isinstance(self._action, Dict | Tuple) and not isinstance(actions, list):
                 actions = unstack(self._action, actions)
             if len(actions) != rows:
@@ -131,13 +127,20 @@ class AgentCalls:
                 for worker, observation in zip(workers, observations, strict=True)
             ]
             return np.array([action for action, _ in acted]), [extras for _, extras in acted]
-        options = {"worker": np.array(workers, np.int64)} if "worker" in self._many_options else {}
-        returned = self.agent.act_many(observations, explore=explore, **options)
-        actions, extras = self._split_many(returned, len(workers))
+        actions, extras = self._ask_many(observations, workers, (), explore=explore)
         conformed = self._conform_rows(actions)
         if len(conformed) != len(workers):
             raise ValueError(f"{len(conformed)} actions for {len(workers)} observations")
         return conformed.copy(), extras  # an agent may write its next actions over the last ones
+
+    def _ask_many(
+        self, observations: Any, workers: Sequence[int], of_rows: Sequence[Any], *, explore: bool
+    ) -> tuple[Any, Sequence[Mapping[str, Any]]]:
+        """What the agent returned: the actions as they are, and for each row its extras."""
+        options = {"worker": np.array(workers, np.int64)} if "worker" in self._many_options else {}
+        if masks.NAME in self._many_options:
+            options[masks.NAME] = masks.together(of_rows)
+        return self._split_many(self.agent.act_many(observations, explore=explore, **options), len(workers))
 
     @cached_property
     def _conform_rows(self) -> Callable[[Any], NDArray[Any]]:
