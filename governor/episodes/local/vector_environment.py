@@ -7,6 +7,7 @@ Rules:
    By ``NextStep`` that is the step after an end, whose action counts for nothing; by ``SameStep`` the end itself, whose last
    observation is in the infos; by ``Disabled`` what `reset` was asked for. One that has ended and was not reset is reset before it is
    stepped.
+3. After a process of `mode: async` has died, the others are ended without being asked: who was waited for and who waits is not known.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from governor.errors import ConductorError
 from governor.failures import reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -57,6 +58,7 @@ class VectorEnvironment:
     def __init__(self, made: Made, context: Context | None) -> None:
         """Raises ConductorError."""
         self.size = made.vector
+        self._has_died = False
         self._environment = _async(made, context) if made.vector_mode == "async" else _native(made, context)
         try:
             self.observation, self.action = _spaces(self._environment, entry=made.entry)
@@ -92,7 +94,7 @@ class VectorEnvironment:
         return self._reset(asked, chosen)
 
     def _reset(self, asked: dict[str, Any], chosen: NDArray[np.bool_]) -> dict[int, ValueError]:
-        returned = self._environment.reset(**asked)
+        returned = self._call(self._environment.reset, **asked)
         try:
             observations, _ = returned
         except (TypeError, ValueError):
@@ -107,7 +109,7 @@ class VectorEnvironment:
         if self._mode == DISABLED and self._over.any():
             seeds = [None] * self.size
             self._reset({"seed": seeds, "options": {"reset_mask": self._over.copy()}}, self._over.copy())
-        returned = self._environment.step(actions)
+        returned = self._call(self._environment.step, actions)
         try:
             observations, rewards, terminated, truncated, infos = returned
         except (TypeError, ValueError):
@@ -133,12 +135,24 @@ class VectorEnvironment:
             del faults[row]
         return Stepped(following, rewards, terminated, truncated, odd | faults)
 
+    def _call(self, method: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+        try:
+            return method(*args, **keywords)
+        except (
+            EOFError,
+            OSError,
+        ):  # of a pipe to a process, or one of the user's own, which does not matter here
+            self._has_died = True
+            raise
+
     def close(self) -> None:
         """Also of processes of which one has died. Raises what it raises."""
+        processes = getattr(self._environment, "processes", ())
         try:
-            self._environment.close()
+            if not (processes and self._has_died):
+                self._environment.close()
         finally:
-            for process in getattr(self._environment, "processes", ()):
+            for process in processes:
                 process.kill()
             self._environment.closed = True  # else Gymnasium's would try it again when it is collected
 

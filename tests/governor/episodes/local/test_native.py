@@ -10,6 +10,7 @@ from governor.episodes import trajectories
 from governor.episodes.local.vector_environment import VectorEnvironment
 from governor.episodes.records import batch_recording, stream
 from governor.episodes.records.recording import Columns
+from governor.episodes.rules.seeds import episode_seed
 from governor.episodes.spaces import Box, Discrete
 from governor.messages import Evaluate, Failures, Until
 from tests.support.full_disk import full_beyond
@@ -225,9 +226,13 @@ async def test_episodes_in_processes_are_those_without(harness):
 
 
 @pytest.mark.timeout(120)
-async def test_a_process_that_dies_fails_those_under_way_and_others_take_its_place(harness):
-    flag = str(harness.folder / "flag")
-    command = native(2, entry="vector_world:Dies", agent="OneByOne", stepped="async", flag=flag)
+@pytest.mark.parametrize("which", [0, 1])
+async def test_a_process_that_dies_fails_those_under_way_and_others_take_its_place(harness, which):
+    """Also where the step of the other one has been taken already when the end is noticed."""
+    flag, seed = str(harness.folder / "flag"), episode_seed(harness.command().seed, 0, which)
+    command = native(
+        2, entry="vector_world:Dies", agent="OneByOne", stepped="async", flag=flag, dies_with=seed
+    )
     records, _ = await harness.play(episodes=6, **command)
     failed = [record for record in records if record.outcome == "failed"]
     assert {record.reason.partition(":")[0] for record in failed} == {"environment.step"}

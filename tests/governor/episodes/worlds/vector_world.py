@@ -128,21 +128,21 @@ class OneByOne:
 
 
 class Dies(gymnasium.Env):
-    """Of a process of its own: its third step kills it, once."""
+    """Of a process of its own: the third step of the episode with this seed kills it, once."""
 
     observation_space = gymnasium.spaces.Discrete(100)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, flag):
-        self.flag, self.place = Path(flag), 0
+    def __init__(self, flag, dies_with):
+        self.flag, self.dies_with, self.seed, self.place = Path(flag), dies_with, None, 0
 
     def reset(self, *, seed=None, options=None):
-        self.place = 0
+        self.seed, self.place = seed, 0
         return 0, {}
 
     def step(self, action):
         self.place += 1
-        if self.place == 3 and not self.flag.exists():
+        if self.place == 3 and self.seed == self.dies_with and not self.flag.exists():
             self.flag.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return self.place, 1.0, self.place == 5, False, {}
