@@ -200,8 +200,6 @@ class Usage(msgspec.Struct, kw_only=True):
 
     at: list[float] = []
     conductors: dict[str, ConductorUsage] = {}
-    cores: int = 0
-    memory_total: int = 0
 
 
 class RunDocument(msgspec.Struct, kw_only=True):

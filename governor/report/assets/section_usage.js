@@ -12,12 +12,13 @@ register({
     for (const chart of context.state.charts ?? []) chart.destroy();
     context.state.charts = [];
     const usage = run.usage;
+    const machine = run.environment ?? {};
     const names = Object.keys(usage.conductors);
     const charts = element("div", { class: "charts" });
     root.append(charts);
     const kinds = [
-      ["cpu", `Processors in use${usage.cores ? `, of ${usage.cores}` : ""}`, formatNumber],
-      ["memory", `Memory${usage.memory_total ? `, of ${formatBytes(usage.memory_total)}` : ""}`, formatBytes],
+      ["cpu", `Processors in use${machine.cores ? `, of ${machine.cores}` : ""}`, formatNumber],
+      ["memory", `Memory${machine.memory_gib ? `, of ${formatBytes(machine.memory_gib * 2 ** 30)}` : ""}`, formatBytes],
     ];
     for (const [key, title, format] of kinds) {
       const plot = element("div");

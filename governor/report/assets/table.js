@@ -49,7 +49,8 @@ function dataTable(root, table, context, { label, onRow } = {}) {
       state.sort = { column: column.name, down };
       refresh();
     };
-    const button = element("button", { type: "button", text: visible(column.name), onclick: sortBy });
+    const title = visible(column.name);
+    const button = onPaper() ? title : element("button", { type: "button", text: title, onclick: sortBy }); // Chromium repeats no header with buttons
     head.append(element("th", { scope: "col", class: `${column.kind === "number" ? "number" : ""}${column.name.length > LONG_NAME ? " long" : ""}`.trim(), "data-column": index }, button));
   });
 

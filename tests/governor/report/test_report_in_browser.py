@@ -276,6 +276,7 @@ def test_a_page_that_is_printed_is_light_as_wide_as_paper_and_has_what_is_folded
             right: Math.max(...[...document.querySelectorAll("canvas, table")].map((each) => each.getBoundingClientRect().right)) - document.querySelector("main").getBoundingClientRect().left,
             legend: document.querySelector("#curves .u-legend").innerText.split(/\\s+/).join(" ").trim(),
             scrolled: scrollY,
+            buttons: document.querySelectorAll("#episodes th button").length,
         })'''
         page.evaluate(f"addEventListener('beforeprint', () => (window.printed = ({look})()))")
         found["before"] = page.evaluate(look)
@@ -292,6 +293,10 @@ def test_a_page_that_is_printed_is_light_as_wide_as_paper_and_has_what_is_folded
     assert (printed["colour"], printed["tracebacks"], printed["charts"]) == ("rgb(255, 255, 255)", 3, 4)
     assert (printed["rows"], printed["last"]) == (101, "and 9,900 rows more")
     assert printed["legend"] == "mean"
+    assert (before["buttons"] > 0, printed["buttons"]) == (
+        True,
+        0,
+    )  # a header with buttons is not repeated on each page
     assert printed["right"] < 690  # A4 is 718 pixels wide within Chromium's margins
 
 
