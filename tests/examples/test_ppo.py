@@ -7,7 +7,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from governor.episodes.records import state_file
-from tests.support.example_runs import examples_path, result_of
+from tests.support.example_runs import examples_path
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.long
@@ -23,8 +23,8 @@ def agent(monkeypatch):
 
 @pytest.mark.system
 @pytest.mark.timeout(400)
-def test_it_solves_cartpole(tmp_path):
-    result = result_of("ppo", tmp_path)
+def test_it_solves_cartpole(play_and_look):
+    result = play_and_look("ppo")
     train, evaluate = result["phases"]
     assert (result["outcome"], train["end"]) == ("finished", "until")
     assert evaluate["metrics"]["return_mean"] >= 300

@@ -2,16 +2,14 @@
 
 import pytest
 
-from tests.support.example_runs import result_of
-
 pytest.importorskip("stable_baselines3")
 
 
 @pytest.mark.long
 @pytest.mark.system
 @pytest.mark.timeout(1200)
-def test_both_algorithms_learn(tmp_path):
-    result = result_of("stable_baselines3", tmp_path, seconds=1150)
+def test_both_algorithms_learn(play_and_look):
+    result = play_and_look("stable_baselines3", seconds=1150)
     ppo, dqn, evaluated_ppo, evaluated_dqn = result["phases"]
     assert (result["outcome"], ppo["end"], dqn["end"]) == ("finished", "until", "until")
     assert all(any("train/loss" in name for name in phase["metrics"]) for phase in (ppo, dqn))

@@ -14,11 +14,15 @@ from tests.support import from_index
 REQUIREMENTS = Path(__file__).with_name("browser_requirements.txt")
 
 
+def find():
+    """The path of Chromium, or None."""
+    names = (os.environ.get("CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome")
+    return next((path for name in names if name and (path := shutil.which(name))), None)
+
+
 def chromium():
     """Its path. Skips the test where there is none."""
-    names = (os.environ.get("CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome")
-    found = next((path for name in names if name and (path := shutil.which(name))), None)
-    if found is None:
+    if (found := find()) is None:
         pytest.skip("there is no Chromium: apt-get install chromium, or $CHROMIUM names one")
     return found
 
