@@ -104,10 +104,12 @@ def with_info(schema: pa.Schema, names: Iterable[str]) -> pa.Schema:
 
 def aligned(rows: Rows, schema: pa.Schema) -> Rows:
     """The rows with the columns of `schema`; a number that they do not have is null."""
-    if rows.schema.names == schema.names:
+    names, wanted = rows.schema.names, schema.names
+    if names == wanted:
         return rows
+    places = {name: place for place, name in enumerate(names)}
     columns = [
-        rows.column(name) if name in rows.schema.names else pa.nulls(rows.num_rows, _NUMBER)
-        for name in schema.names
+        pa.nulls(rows.num_rows, _NUMBER) if (place := places.get(name)) is None else rows.column(place)
+        for name in wanted
     ]
     return type(rows).from_arrays(columns, schema=schema)
