@@ -251,24 +251,20 @@ class NativeWorker(LocalEpisodeWorker):
             return
         self._enter("")
         self._end_faulty(stepped)
-        limit = self._simulation.command.max_steps
-        self._taken += 1
-        self._returns += stepped.rewards
-        truncated = stepped.truncated if limit is None else stepped.truncated | (self._taken >= limit)
-        stepped = stepped._replace(truncated=truncated)
-        rows = observations, actions, stepped.rewards, stepped.terminated, truncated, version
+        stepped = self._counted(stepped)
+        rows = observations, actions, stepped.rewards, stepped.terminated, stepped.truncated, version
         try:
             self._recorder.add(*rows, steps=self._playing_now().number)
         except OSError as error:
             for slot in np.flatnonzero(self._playing).tolist():
                 self._end_slot(slot, "failed", f"cannot record its steps: {one_line(error)}")
             return
-        over = stepped.terminated | truncated
+        over = stepped.terminated | stepped.truncated
         if self._simulation.stopping:
             for slot in np.flatnonzero(self._playing & ~over).tolist():
                 self._end_slot(slot, "cancelled", "")
         self._learn(observations, actions, stepped, extras)
-        if over.any():
+        if np.count_nonzero(over):
             for slot in np.flatnonzero(over & self._playing).tolist():
                 self._end_complete(slot, "terminated" if stepped.terminated[slot] else "truncated")
 
@@ -280,6 +276,14 @@ class NativeWorker(LocalEpisodeWorker):
         for slot, fault in stepped.faults.items():
             if self._playing[slot]:
                 self._end_failed(slot, fault, STEP)
+
+    def _counted(self, stepped: Stepped) -> Stepped:
+        """With the cut of `max_steps`."""
+        self._taken += 1
+        self._returns += stepped.rewards
+        if (limit := self._simulation.command.max_steps) is None:
+            return stepped
+        return stepped._replace(truncated=stepped.truncated | (self._taken >= limit))
 
     def _act(self, observations: NDArray[Any]) -> tuple[NDArray[Any], dict[int, Mapping[str, Any]], int]:
         """Actions of all, the extras of those that play, and the version of the weights."""

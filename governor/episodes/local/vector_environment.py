@@ -106,7 +106,7 @@ class VectorEnvironment:
 
     def step(self, actions: NDArray[Any]) -> Stepped:
         """Raises what it raises, and ValueError."""
-        if self._mode == DISABLED and self._over.any():
+        if self._mode == DISABLED and np.count_nonzero(self._over):
             seeds = [None] * self.size
             self._reset({"seed": seeds, "options": {"reset_mask": self._over.copy()}}, self._over.copy())
         returned = self._call(self._environment.step, actions)
@@ -121,7 +121,7 @@ class VectorEnvironment:
         following = self.observations
         if self._mode == SAME_STEP:
             self.fresh = over
-            if over.any():
+            if np.count_nonzero(over):
                 following = self._with_final(infos, over)
         else:
             self.fresh = self._over if self._mode == NEXT_STEP else np.zeros(self.size, np.bool_)
@@ -182,7 +182,7 @@ class VectorEnvironment:
         array = np.asarray(rewards, np.float64)
         self._require_rows(array, "rewards")
         faults: dict[int, ValueError] = {}
-        if not isfinite(array.sum()):
+        if not isfinite(np.add.reduce(array)):
             array = array.copy()
             for row in np.flatnonzero(~np.isfinite(array)).tolist():
                 try:
