@@ -57,6 +57,8 @@ class Reports:
         self, values: Mapping[Any, Any], *, of: str = "context.report", to: Reported | None = None
     ) -> None:
         """Raises TypeError or ValueError, which name the value, for what is no number."""
+        if not values:
+            return
         numbers = checked(values, of=of)
         found = [reported for _, reported in self.current()] if to is None else [to]
         with self._lock:

@@ -20,6 +20,7 @@ from governor.episodes.local.execution_context import SAVE, ExecutionContext, cu
 from governor.episodes.local.one_episode import OneEpisode
 from governor.episodes.local.players import LocalPlayersWorker
 from governor.episodes.local.stepping import LocalEpisodeWorker
+from governor.episodes.local.vector_environment import OneOfVector
 from governor.episodes.players.assignment import SeveralPlayers
 from governor.episodes.records.recording import Columns, StepRecorder
 from governor.episodes.rules.evaluation import entropy
@@ -158,6 +159,11 @@ class ForegroundEpisode(OneEpisode):
 
 class _Worker(LocalEpisodeWorker):
     """Rule 2."""
+
+    def _make(self) -> Any:
+        if self._made.vector_mode == "native":
+            return OneOfVector(self._made, self._user_context)
+        return super()._make()
 
     def _play(
         self, slot: LocalSlot, seed: int, deadline: float

@@ -13,6 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 from governor.episodes import spaces
+from governor.episodes.context import reports
 from governor.episodes.entries import make_environment
 from governor.episodes.info import InfoFigures, columns_of, reader_of
 from governor.episodes.local import notices
@@ -127,9 +128,9 @@ class LocalPlayersWorker(LocalEpisodeWorker):
         for name, agent in self._agents.items():
             self._enter_agent(name, METRICS)
             found = agent.metrics()
-            self._report(
-                {f"{name}.{key}": value for key, value in found.items()} if len(self._agents) > 1 else found
-            )
+            if len(self._agents) > 1:
+                found = {f"{name}.{key}": value for key, value in found.items()}
+            reports.add(found, of="metrics()")
             self._enter_agent(name, SAVE)
             agent.episode_ended(self._context.index)
 

@@ -186,12 +186,11 @@ class LocalEpisodeWorker:
         context = slot.context
         slot.resets = self._simulation.resets
         context.enter(BUILD, seconds=self._simulation.command.build_seconds)
-        made = self._made
-        environment: Any = make_environment(made.entry, made.params, self._user_context, made.wrappers)
+        environment = self._make()
         if hasattr(environment, "possible_agents"):
             raise SeveralPlayers(environment)
         slot.environment = environment
-        self._observation, action = spaces.of_environment(environment, entry=made.entry)
+        self._observation, action = spaces.of_environment(environment, entry=self._made.entry)
         context.where = JOIN
         streams = self._streams if self._simulation.command.mode == "train" else 1
         self._agent.join(self._number, self._observation, action, learns_from=streams)
@@ -211,6 +210,9 @@ class LocalEpisodeWorker:
         if slot.masks is not None:
             slot.step = slot.masks.stepper(slot.step)
         slot.recorder = self._simulation.recorder(context.number, self._observation, action)
+
+    def _make(self) -> Any:
+        return make_environment(self._made.entry, self._made.params, self._user_context, self._made.wrappers)
 
     def _calls_for(self, slot: LocalSlot, *, explore: bool) -> Calls:
         """Cached calls; evaluation episodes need others than training episodes."""
@@ -288,14 +290,9 @@ class LocalEpisodeWorker:
         notices.end(slot, outcome)
         context = slot.context
         context.where = METRICS
-        self._report(self._agent.metrics())
+        reports.add(self._agent.metrics(), of="metrics()")
         context.where = SAVE
         self._agent.episode_ended(context.index, self.reports)
-
-    @staticmethod
-    def _report(values: dict[Any, Any]) -> None:
-        if values:
-            reports.add(values, of="metrics()")
 
     def _reset(self, slot: LocalSlot, seed: int) -> Any:
         """The first observation, and as it is recorded."""

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 NEXT_STEP: Final = "NextStep"
 SAME_STEP: Final = "SameStep"
 DISABLED: Final = "Disabled"
+ROLES: Final = ("observation_space", "action_space")
 PARTS: Final = "(observations, rewards, terminated, truncated, infos)"
 
 
@@ -75,6 +76,12 @@ class VectorEnvironment:
             rows_conformer(self.observation),
             spaces.conformer(self.observation),
         )
+
+    @property
+    def user_spaces(self) -> tuple[Any, Any]:
+        """Observations and actions of one of its environments, as it has them."""
+        observation, action = (_single(self._environment, role) for role in ROLES)
+        return observation, action
 
     @property
     def resets_single(self) -> bool:
@@ -214,6 +221,30 @@ class VectorEnvironment:
         return following
 
 
+class OneOfVector:
+    """A native vector of one environment, as this environment: for what plays one alone."""
+
+    def __init__(self, made: Made, context: Context | None) -> None:
+        """Raises ConductorError."""
+        self._vector = VectorEnvironment(made, context)
+        self.observation_space, self.action_space = self._vector.user_spaces
+
+    def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
+        if faults := self._vector.reset({0: seed}):
+            raise faults[0]
+        return self._vector.observations[0], {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        stepped = self._vector.step(np.asarray([action]))
+        if stepped.faults:
+            raise stepped.faults[0]
+        terminated, truncated = bool(stepped.terminated[0]), bool(stepped.truncated[0])
+        return stepped.following[0], float(stepped.rewards[0]), terminated, truncated, {}
+
+    def close(self) -> None:
+        self._vector.close()
+
+
 def _native(made: Made, context: Context | None) -> Any:
     return make_vector(made.entry, made.params, made.vector, context, made.wrappers)
 
@@ -234,10 +265,9 @@ def _async(made: Made, context: Context | None) -> Any:
 def _spaces(environment: Any, *, entry: str) -> tuple[Numbers, Numbers]:
     """Those of one of its environments. Raises ConductorError."""
     found: list[Numbers] = []
-    for role in ("observation_space", "action_space"):
-        space = getattr(environment, f"single_{role}", None)
+    for role in ROLES:
         try:
-            spec = spaces.describe(getattr(environment, role) if space is None else space, role=role)
+            spec = spaces.describe(_single(environment, role), role=role)
         except ConductorError as error:
             raise ConductorError(f"environment {entry!r}: {error.reason}") from error
         if not (spaces.is_array(spec) or isinstance(spec, spaces.Discrete)):
@@ -247,6 +277,11 @@ def _spaces(environment: Any, *, entry: str) -> tuple[Numbers, Numbers]:
             )
         found.append(spec)
     return found[0], found[1]
+
+
+def _single(environment: Any, role: str) -> Any:
+    space = getattr(environment, f"single_{role}", None)
+    return getattr(environment, role) if space is None else space
 
 
 def _mode_of(environment: Any) -> str:

@@ -139,6 +139,42 @@ conductors:
 phases:
   - {name: play, simulate: {environment: game, agents: [legal], episodes: 3}}
 """
+ROOMS = """
+from room import Agent
+import numpy as np
+from gymnasium.spaces import Discrete
+
+
+class Rooms:
+    single_observation_space, single_action_space = Discrete(5), Discrete(2)
+
+    def __init__(self, num_envs, bad=""):
+        assert num_envs == 1
+        self.bad = bad
+
+    def reset(self, *, seed=None, options=None):
+        return np.array([3]), {}
+
+    def step(self, actions):
+        assert actions.tolist() == [1]
+        if self.bad == "raise":
+            raise RuntimeError("no step")
+        return np.array([9 if self.bad == "space" else 3]), np.zeros(1), np.zeros(1, bool), np.zeros(1, bool), {}
+
+    observation_space = action_space = None
+
+    def close(self):
+        if self.bad == "close":
+            raise OSError("no end")
+"""
+TOGETHER = """
+name: t
+conductors:
+  environments: {rooms: {entry: "rooms:Rooms", params: {bad: "BAD"}, vector: {num_envs: 8, mode: native}}}
+  agents: {learner: {entry: "rooms:Agent"}}
+phases:
+  - {name: play, simulate: {environment: rooms, agents: [learner], episodes: 3, transport: in_process}}
+"""
 TEXT = """
 class Talk:
     def __init__(self, bad=""):
@@ -259,6 +295,23 @@ def test_players_that_take_turns(folder, actions, code, said):
     assert done.exit_code == code, done.output
     assert said in done.output
     assert "  player b: observations Discrete(n=3, start=0), actions Discrete(n=2, start=0)\n" in done.output
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ("", "  built, played a step, learned, saved and loaded its state, closed"),
+        ("raise", "environment.step: RuntimeError: no step (rooms.py:"),
+        ("space", "environment.step: ValueError: observation: 9 is not in Discrete(5)"),
+        ("close", "environment.close: OSError: no end (rooms.py:"),
+    ],
+)
+def test_a_vector_that_steps_by_itself_is_built_with_one_environment(folder, bad, said):
+    (folder / "rooms.py").write_text(ROOMS)
+    (folder / "run.yaml").write_text(TOGETHER.replace("BAD", bad))
+    done = CliRunner().invoke(cli, ["check", str(folder / "run.yaml"), "--build"], prog_name="governor")
+    assert done.exit_code == (78 if bad else 0), done.output
+    assert said in done.output
 
 
 def test_a_traceback_is_shown_once(folder):
