@@ -130,19 +130,22 @@ async def stage(**settings: Any) -> AsyncIterator[Stage]:
 
 
 async def cores(seconds: float) -> list[Row]:
-    """Two workers against one, and one against one in process, taking turns."""
+    """Two workers against one, one against one in process, and a vector of two in processes against that, taking turns."""
     inside = {
         "transport": "in_process",
         "made_environment": Made(entry=BUSY),
         "made_agents": (Made(entry=AGENT),),
     }
-    found: dict[str, list[float]] = {"one": [], "two": [], "inside": []}
+    made_vector = Made(entry=BUSY, vector=2, vector_mode="async")
+    together = {**inside, "vector": 2, "made_environment": made_vector}
+    found: dict[str, list[float]] = {"one": [], "two": [], "inside": [], "together": []}
     async with stage(entry=BUSY, pool=2) as made, stage() as alone:
         for _ in range(ROUNDS):
             found["one"].append(await made.rate(seconds))
             found["two"].append(await made.rate(seconds, workers=2))
             found["inside"].append(await alone.rate(seconds, **inside))
-    one, two, within = (median(found[key]) for key in ("one", "two", "inside"))
+            found["together"].append(await alone.rate(seconds, **together))
+    one, two, within, vector = (median(found[key]) for key in ("one", "two", "inside", "together"))
     return [
         Row(
             what="an environment of 3 ms of CPU a step through conductors, pool: 2 and 2 workers against 1",
@@ -157,6 +160,13 @@ async def cores(seconds: float) -> list[Row]:
             unit="ms",
             at_most=0.6,
             note=f"{one:,.0f} and {within:,.0f} steps/s",
+        ),
+        Row(
+            what="the same in process, a vector of 2 of mode async against one",
+            figure=vector / within,
+            unit="times",
+            at_least=1.6,
+            note=f"{vector:,.0f} and {within:,.0f} steps/s",
         ),
     ]
 
