@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import browser
-from tests.support.example_pages import look_at_both, served
-from tests.support.example_runs import examples_path
+from tests.support.pages import browser
+from tests.support.pages.example_pages import look_at_both, served
+from tests.support.pages.example_runs import examples_path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "frozen_lake"))
 

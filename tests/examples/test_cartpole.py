@@ -5,7 +5,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from governor.episodes.transition import Transition
-from tests.support.example_runs import examples_path, result_of
+from tests.support.pages.example_runs import examples_path, result_of
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from tests.support.example_pages import look_at_both, served
-from tests.support.example_runs import examples_path
-from tests.support.report_documents import HOSTILE
+from tests.support.pages.example_pages import look_at_both, served
+from tests.support.pages.example_runs import examples_path
+from tests.support.pages.report_documents import HOSTILE
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 PLAYED_ELSEWHERE = {"ppo", "stable_baselines3", "text_game"}

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from governor.cli import cli
-from tests.support.example_runs import REPOSITORY, result_of
+from tests.support.pages.example_runs import REPOSITORY, result_of
 
 pytestmark = pytest.mark.system
 

@@ -7,7 +7,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from governor.episodes.records import state_file
-from tests.support.example_runs import examples_path
+from tests.support.pages.example_runs import examples_path
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.long

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from pettingzoo.test import parallel_api_test
 
-from tests.support.example_runs import examples_path, result_of
+from tests.support.pages.example_runs import examples_path, result_of
 
 
 @pytest.mark.long

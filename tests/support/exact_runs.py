@@ -12,7 +12,7 @@ import psutil
 
 from governor.episodes import trajectories
 from governor.episodes.records import state_file
-from tests.support.example_runs import examples_path
+from tests.support.pages.example_runs import examples_path
 
 if TYPE_CHECKING:
     import random

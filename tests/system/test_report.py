@@ -14,7 +14,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.support.report_documents import Page
+from tests.support.pages.report_documents import Page
 
 pytestmark = pytest.mark.system
 

@@ -147,10 +147,10 @@ from gymnasium.spaces import Discrete
 
 class Rooms:
     single_observation_space, single_action_space = Discrete(5), Discrete(2)
+    observation_space = action_space = None
 
     def __init__(self, num_envs, bad=""):
-        assert num_envs == 1
-        self.bad = bad
+        self.num_envs, self.bad = num_envs, bad
 
     def reset(self, *, seed=None, options=None):
         return np.array([3]), {}
@@ -160,8 +160,6 @@ class Rooms:
         if self.bad == "raise":
             raise RuntimeError("no step")
         return np.array([9 if self.bad == "space" else 3]), np.zeros(1), np.zeros(1, bool), np.zeros(1, bool), {}
-
-    observation_space = action_space = None
 
     def close(self):
         if self.bad == "close":

@@ -1,4 +1,4 @@
-"""A phase through conductors: what hangs, dies or is asked for twice. What every transport does is in test_transports.py."""
+"""A phase through conductors: what hangs, dies or is asked for twice. What every transport does is in transports/test_transports.py."""
 
 import asyncio
 import math

@@ -64,9 +64,7 @@ def test_so_it_does_with_a_page(tmp_path, out):
     test_a_reader_that_follows_another_goes_on_where_that_stopped(tmp_path, out)
 
 
-def test_a_reader_that_died_before_its_lines_were_on_disk_is_followed_by_one_that_reads_them_again(
-    tmp_path, out
-):
+def test_who_follows_a_reader_that_died_before_its_lines_were_on_disk_reads_them_again(tmp_path, out):
     (tmp_path / "agent.a@7-1.now").write_bytes(bytes(PAGE_BYTES))
     [first] = readers_of(tmp_path)
     os.write(out, b"1\n")

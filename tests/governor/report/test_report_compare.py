@@ -3,7 +3,7 @@
 import pytest
 
 from governor.report.compare import compare, interval, student_t
-from tests.support.report_documents import run_document
+from tests.support.pages.report_documents import run_document
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from governor.report import page
 from governor.report.compare import compare
 from governor.report.document import Column, ConductorUsage, CurveData, Failure, Table, Usage, Windows
 from governor.report.timeline import timeline_of
-from tests.support import browser
-from tests.support.report_documents import HOSTILE, document, hostile_run, run_document
+from tests.support.pages import browser
+from tests.support.pages.report_documents import HOSTILE, document, hostile_run, run_document
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 ROWS = 10_000

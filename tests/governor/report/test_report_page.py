@@ -9,7 +9,7 @@ import pytest
 
 from governor.report import page
 from governor.report.document import Column, Table
-from tests.support.report_documents import HOSTILE, Page, document, hostile_run, run_document
+from tests.support.pages.report_documents import HOSTILE, Page, document, hostile_run, run_document
 
 
 def of(*runs, **more):

@@ -1,4 +1,4 @@
-"""Several environments of one worker in process: who hangs, and how all of them end. The rest is in test_vectors.py."""
+"""Several environments of one worker in process: who hangs, and how all of them end. The rest is in transports/test_vectors.py."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Vectors through conductors: hangs, exits, and the ends of their episodes. The rest is in test_vectors.py."""
+"""Vectors through conductors: hangs, exits, and the ends of their episodes. The rest is in transports/test_vectors.py."""
 
 import asyncio
 

@@ -4,8 +4,8 @@ import json
 import signal
 from contextlib import contextmanager
 
-from tests.support import browser
-from tests.support.report_documents import Page
+from tests.support.pages import browser
+from tests.support.pages.report_documents import Page
 
 LOOK = """
 page.wait_for_selector("#run_file")
