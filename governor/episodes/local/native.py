@@ -245,7 +245,7 @@ class NativeWorker(LocalEpisodeWorker):
             return
         self._enter(STEP)
         try:
-            stepped = vector.step(actions)
+            stepped = vector.step(actions.copy())
         except BaseException as error:  # noqa: BLE001  # as above
             self._fail_all(error)
             return

@@ -48,6 +48,7 @@ class Walks(VectorEnv):
         assert self.action_space.contains(actions)
         if self.mode is AutoresetMode.DISABLED:
             assert not self.over.any(), "a step after the end"
+        actions[:] = 0  # what is on record does not change
         begins = self.over if self.mode is AutoresetMode.NEXT_STEP else np.zeros_like(self.over)
         self.steps += 1
         self.places = np.where(begins, 0, self.places + 1)
@@ -82,6 +83,7 @@ class Stands:
 
     def __init__(self, fault="", **_):
         self.learned, self.fault = [], fault
+        self.actions = np.zeros(64, np.int64)
 
     def act(self, observation, *, explore):
         raise NotImplementedError("a vector asks for all")
@@ -90,11 +92,14 @@ class Stands:
         if self.fault == "act" and len(self.learned) >= 8:
             self.fault = ""
             raise KeyError("no idea")
-        actions = np.ones(len(observations), np.int64)
-        observations[:] = 7  # what is on record does not change
+        observations[:] = 7  # likewise
+        actions = self.actions[: len(observations)]
+        actions[:] = 1
         return actions, {"value": np.arange(len(observations))}
 
     def learn(self, step):
+        assert step.action == 1, "also if the agent has overwritten it"
+        self.actions[:] = 0
         if self.fault == "learn" and step.worker == 1:
             self.fault = ""
             raise ZeroDivisionError
