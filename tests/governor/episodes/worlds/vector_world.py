@@ -17,7 +17,7 @@ FAULT_AT = 3
 class Walks(VectorEnv):
     """Environment i counts to 3 + i + the number of its episodes so far, and ends then. It observes its place and its number.
 
-    `fault` comes once: ``nan`` and ``reward`` in the second environment, ``raise`` and ``shape`` for all.
+    `fault` comes once: ``nan``, ``reward`` and ``reset`` in the second environment, ``raise`` and ``shape`` for all.
     """
 
     def __init__(self, num_envs, *, mode="NextStep", fault="", flag="", endless=False):
@@ -42,7 +42,11 @@ class Walks(VectorEnv):
         chosen = (options or {}).get("reset_mask", np.ones(self.num_envs, np.bool_))
         self.seeds.append(seed)
         self.places[chosen], self.over[chosen] = 0, False
-        return self.observations(), {}
+        seen = self.observations()
+        if self.fault == "reset" and not self.flag.exists():
+            self.flag.touch()
+            seen[1, 0] = np.nan
+        return seen, {}
 
     def step(self, actions):
         assert self.action_space.contains(actions)
