@@ -122,6 +122,15 @@ async def test_values_that_are_none_are_the_fault_of_one_episode(harness, mode, 
     require_whole(steps_of(harness), records)
 
 
+@MODES
+async def test_where_no_episode_begins_all_are_reset_again(harness, mode):
+    faults = {"fault": "reset", "flag": str(harness.folder / "flag")}
+    records, _ = await harness.play(episodes=12, **native(mode=mode, agent="Hesitates", **faults))
+    failed = [record.reason.partition(":")[0] for record in records if record.outcome == "failed"]
+    assert sorted(failed) == ["agent.begin"] * 3 + ["environment.reset"]
+    require_whole(steps_of(harness), records)
+
+
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 async def test_a_first_observation_that_is_none_begins_no_episode(harness, monkeypatch, mode):
     monkeypatch.setattr("vector_world.FAULT_AT", 5 if mode == "NextStep" else 4)  # of the second environment

@@ -32,11 +32,14 @@ class Walks(VectorEnv):
         self.places = np.zeros(num_envs, np.int64)
         self.played = np.zeros(num_envs, np.int64)
         self.over = np.zeros(num_envs, np.bool_)
+        self.seen = np.zeros((num_envs, 2), np.float32)
         self.steps = 0
         self.seeds = []
 
     def observations(self):
-        return np.stack([self.places, np.arange(self.num_envs)], 1).astype(np.float32)
+        """In one array, each time."""
+        self.seen[:] = np.stack([self.places, np.arange(self.num_envs)], 1)
+        return self.seen
 
     def reset(self, *, seed=None, options=None):
         chosen = (options or {}).get("reset_mask", np.ones(self.num_envs, np.bool_))
@@ -124,6 +127,17 @@ class Sleeps(Stands):
         if len(self.learned) >= 8:
             threading.Event().wait()
         return super().act_many(observations, explore=explore)
+
+
+class Hesitates(Stands):
+    """Fails at the beginning of its first three episodes."""
+
+    begun = 0
+
+    def begin(self, episode):
+        self.begun += 1
+        if self.begun <= 3:
+            raise TimeoutError
 
 
 class OneByOne:
