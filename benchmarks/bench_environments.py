@@ -166,6 +166,7 @@ async def cores(seconds: float) -> list[Row]:
             figure=vector / within,
             unit="times",
             at_least=1.6,
+            if_missed="the two processes were seen on one core: a step is over before the kernel spreads them",
             note=f"{vector:,.0f} and {within:,.0f} steps/s",
         ),
     ]
