@@ -127,6 +127,21 @@ def _is_unexpected(exited: Mapping[str, Any]) -> bool:
     return not exited.get("expected") and exited.get("exit_code") not in (0, 1, None)
 
 
+class Deaths:
+    """Finds the deaths of conductors in their events: of one that told of its error before it exited, the error."""
+
+    def __init__(self) -> None:
+        self._found: set[tuple[Any, Any]] = set()
+
+    def is_one(self, kind: str, data: Mapping[str, Any]) -> bool:
+        """Of each event, in their order."""
+        who = data.get("conductor"), data.get("incarnation")
+        if not failed(kind, [data]) or who in self._found:
+            return False
+        self._found.add(who)
+        return True
+
+
 def failures_packed(kind: Any, packed: Any) -> int:
     """How many of the events in a row are failures, for the migration: of data that can't be read, none."""
     try:

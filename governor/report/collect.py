@@ -16,7 +16,7 @@ import msgspec
 import yaml
 
 from governor.errors import GovernorError, Unreachable
-from governor.journal.failures import failed
+from governor.journal.failures import Deaths
 from governor.messages import FailureGroup, ReadOutput
 from governor.messages.curves import EVALUATION, QUANTILES
 from governor.report import timeline
@@ -137,9 +137,10 @@ class RunCollector:
     async def _deaths(self) -> list[FailureGroup]:
         """One for each conductor that has failed or died by itself: those are not of a phase."""
         found: dict[str, list[RunEvent]] = {}
+        deaths = Deaths()
         try:
             async for event in self._source.events(self._uid, CONDUCTOR_KINDS):
-                if failed(event.kind, [event.data]):
+                if deaths.is_one(event.kind, event.data):
                     found.setdefault(event.data["conductor"], []).append(event)
         except Unreachable:
             raise

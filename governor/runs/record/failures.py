@@ -12,7 +12,7 @@ import msgspec
 
 from governor.errors import UsageError
 from governor.failures import kind_of
-from governor.journal.failures import COUNTED, failed
+from governor.journal.failures import COUNTED, Deaths, failed
 from governor.journal.tables import RECORD_OF
 from governor.messages import Failure, FailureGroup, FailureList
 
@@ -66,8 +66,9 @@ def of_phase(causes: Sequence[Cause], events: Mapping[str, Mapping[str, Any]]) -
 def deaths_of(journal: RunRecords, uid: str) -> tuple[FailureGroup, ...]:
     """The conductors that died or failed, the first of each cause first. Blocks. Raises JournalError."""
     found: dict[tuple[str, str], FailureGroup] = {}
+    deaths = Deaths()
     for event in journal.standing_events_of(uid, ("conductor.failed", "conductor.exited")):
-        if not failed(event.kind, [event.data]):
+        if not deaths.is_one(event.kind, event.data):
             continue
         what, reason = _what(event.kind, event.data), _reason(event.data)
         first = FailureGroup(

@@ -121,6 +121,19 @@ async def test_one_phase(journal):
         page(journal, phase="x")
 
 
+async def test_a_conductor_that_told_of_its_error_has_died_once(journal):
+    def change(tx):
+        for incarnation in (2, 3):
+            of = {"conductor": "agent.a", "incarnation": incarnation}
+            tx.event("r1", "conductor.failed", {**of, "reason": "os._exit(5) in agent.act", "traceback": ""})
+            tx.event("r1", "conductor.exited", {**of, "exit_code": 5, "expected": False})
+        tx.event("r1", "conductor.exited", {**of, "incarnation": 4, "exit_code": 5, "expected": False})
+
+    await journal.write(change)
+    found = [(each.number, each.reason) for each in failures.deaths_of(journal, "r1")]
+    assert found[2:] == [(2, "os._exit(5) in agent.act"), (1, "its process ended with exit code 5")]
+
+
 @pytest.mark.parametrize("outcome", ["failed", "in work"])
 async def test_a_result_has_the_causes_of_each_phase(journal, tmp_path, outcome):
     assignment = Assignment(uid="r1", run=RUN, folder="/")
