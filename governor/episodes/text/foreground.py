@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import signal
 import time
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -32,7 +34,7 @@ from governor.errors import ConductorError
 from governor.messages import EpisodeRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from governor.episodes.text.chat_model import Answer, ChatModel
@@ -60,6 +62,7 @@ class ForegroundConversation:
         self.seed = episode_seed(command.seed, *entropy(index, command))
         """That of the run."""
         self.awaits_model = False
+        self._is_interrupted = False
         self._command = command
         self._index = index
         self._context = Context(run_id="try", run_folder=folder, name=f"environment.{command.environment}")
@@ -81,7 +84,12 @@ class ForegroundConversation:
         model = partial(_Model, show=self._show, episode=self)
         playing = _play(command, self._index, self._environment, self._show, model)
         self._playing = self._loop.create_task(playing)
-        record = self._loop.run_until_complete(self._playing)
+        try:
+            record = self._loop.run_until_complete(self._playing)
+        except RuntimeError:  # the loop was stopped
+            if self._is_interrupted:
+                raise KeyboardInterrupt from None
+            raise
         if self._environment is not None and self._environment.raised is not None:
             raise self._environment.raised
         return EpisodeRecord(
@@ -95,6 +103,24 @@ class ForegroundConversation:
             reason=str(record.reason),
             metrics=record.metrics,
         )
+
+    @contextmanager
+    def awaiting_model(self) -> Iterator[None]:
+        """Ctrl-C stops the loop meanwhile: an exception anywhere in the model's libraries would leave coroutines that nobody awaits."""
+        self.awaits_model = True
+        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # it is ignored
+            yield
+        else:
+            self._loop.add_signal_handler(signal.SIGINT, self._interrupt)
+            try:
+                yield
+            finally:
+                self._loop.remove_signal_handler(signal.SIGINT)
+        self.awaits_model = False
+
+    def _interrupt(self) -> None:
+        self._is_interrupted = True
+        self._loop.stop()
 
     def close(self) -> None:
         """Ends what Ctrl-C has left, and closes the environment. Raises what its `close` raises."""
@@ -216,9 +242,8 @@ class _Model:
         known = [place for place, message in enumerate(messages) if message == self._said]
         for message in messages[known[-1] + 1 if known else 0 :]:
             self._show.message(message)
-        self._episode.awaits_model = True
-        answer = await self._model.answer(messages, session=session)
-        self._episode.awaits_model = False
+        with self._episode.awaiting_model():
+            answer = await self._model.answer(messages, session=session)
         self._said = {"role": "assistant", "content": answer.text}
         self._show.message(self._said)
         return answer
