@@ -145,11 +145,9 @@ class VectorEnvironment:
     def _call(self, method: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
         try:
             return method(*args, **keywords)
-        except (
-            EOFError,
-            OSError,
-        ):  # of a pipe to a process, or one of the user's own, which does not matter here
-            self._has_died = True
+        except (EOFError, OSError):
+            # One of the user's own leaves no pipe to its environment: the others are asked to close.
+            self._has_died = None not in getattr(self._environment, "parent_pipes", ())
             raise
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """A vector whose environments step together, in process: its episodes and steps on record, whatever way it resets, and its faults."""
 
 import asyncio
+import os
 
 import msgspec
 import numpy as np
@@ -251,6 +252,20 @@ async def test_a_process_that_dies_fails_those_under_way_and_others_take_its_pla
     assert {record.reason.partition(":")[0] for record in failed} == {"environment.step"}
     assert len(failed) == 2
     assert outcomes(records).count("terminated") == 4
+
+
+@pytest.mark.timeout(120)
+async def test_an_operating_system_error_of_one_environment_is_no_death_and_all_are_closed(harness):
+    flag, seed = str(harness.folder / "flag"), episode_seed(harness.command().seed, 0, 0)
+    command = native(
+        2, entry="vector_world:Tells", agent="OneByOne", stepped="async", flag=flag, dies_with=seed
+    )
+    records, _ = await harness.play(episodes=6, **command)
+    failed = [without_place(record.reason) for record in records if record.outcome == "failed"]
+    assert failed == ["environment.step: FileNotFoundError: no map"] * 2
+    closed = {path.name for path in harness.folder.glob("closed-*")}
+    closed.discard(f"closed-{os.getpid()}")  # Gymnasium builds one for its spaces
+    assert len(closed) == 4, "those of the first vector, and of the next one"
 
 
 async def test_a_hang_is_found(harness):

@@ -169,3 +169,16 @@ class Dies(gymnasium.Env):
             self.flag.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return self.place, 1.0, self.place == 5, False, {}
+
+
+class Tells(Dies):
+    """Raises instead, and leaves a file in the folder of the flag when it is closed."""
+
+    def step(self, action):
+        if self.place == 2 and self.seed == self.dies_with and not self.flag.exists():
+            self.flag.touch()
+            raise FileNotFoundError("no map")
+        return super().step(action)
+
+    def close(self):
+        (self.flag.parent / f"closed-{os.getpid()}").touch()
