@@ -119,6 +119,8 @@ class ForegroundConversation:
         self.awaits_model = False
 
     def _interrupt(self) -> None:
+        """A second Ctrl-C is Python's own: `close` may take its time."""
+        self._loop.remove_signal_handler(signal.SIGINT)
         self._is_interrupted = True
         self._loop.stop()
 
