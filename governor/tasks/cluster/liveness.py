@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from governor.processes.silence import TICK_SECONDS, SilenceTimer
 from governor.tasks.protocol.wire import keep_alive
@@ -29,13 +29,32 @@ GREETING: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 
 Server: TypeAlias = tuple[str, int, str]
 """Host, port, and name in messages."""
+T = TypeVar("T")
+
+
+async def _within(work: Coroutine[Any, Any, T], silence: float) -> asyncio.Future[T] | None:
+    """The finished work; None: cancelled after `silence` seconds in which this process itself ran."""
+    loop = asyncio.get_running_loop()
+    interval = min(TICK_SECONDS, silence / 2)
+    counted = SilenceTimer(loop.time(), interval=interval)
+    working = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait({working}, timeout=interval))[0]:
+            if counted.tick(loop.time()) >= silence:
+                return None
+        return working
+    finally:
+        working.cancel()
+        await asyncio.wait({working})
 
 
 @contextlib.asynccontextmanager
 async def _greeted(host: str, port: int) -> AsyncIterator[asyncio.StreamReader]:
     """A connection with TCP keep-alive that has sent the greeting. Raises OSError, TimeoutError among them."""
-    async with asyncio.timeout(CONNECT_SECONDS):
-        reader, writer = await asyncio.open_connection(host, port)
+    opened = await _within(asyncio.open_connection(host, port), CONNECT_SECONDS)
+    if opened is None:
+        raise TimeoutError
+    reader, writer = opened.result()
     try:
         keep_alive(writer.get_extra_info("socket"))
         writer.write(GREETING)
@@ -46,17 +65,10 @@ async def _greeted(host: str, port: int) -> AsyncIterator[asyncio.StreamReader]:
 
 async def _read_answer(reader: asyncio.StreamReader, silence: float) -> bytes | None:
     """The answer of the server; empty: it has closed the connection; None: no answer within `silence` seconds."""
-    loop = asyncio.get_running_loop()
-    counted = SilenceTimer(loop.time())
-    answer = asyncio.ensure_future(reader.read(4096))
-    try:
-        while not (await asyncio.wait({answer}, timeout=TICK_SECONDS))[0]:
-            if counted.tick(loop.time()) >= silence:
-                return None
-        return b"" if answer.exception() else answer.result()
-    finally:
-        answer.cancel()
-        await asyncio.wait({answer})
+    answer = await _within(reader.read(4096), silence)
+    if answer is None:
+        return None
+    return b"" if answer.exception() else answer.result()
 
 
 async def answers(host: str, port: int, *, silence: float | None = None) -> bool:

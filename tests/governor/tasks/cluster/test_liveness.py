@@ -122,6 +122,18 @@ async def test_a_short_silence_and_our_own_absence_are_no_end(serve):
     watch.cancel()
 
 
+async def test_connections_that_a_loop_was_too_busy_to_open_are_no_end(serve):
+    _, port = await serve("answer")
+    watch = asyncio.create_task(ended("127.0.0.1", port, "it"))
+    asked = asyncio.create_task(answers("127.0.0.1", port))
+    for _ in range(4 * liveness.RECONNECT_TRIES):
+        time.sleep(1.2 * liveness.CONNECT_SECONDS)  # noqa: ASYNC251  # the fault itself: the loop is held up
+        await asyncio.sleep(0)
+    assert await asked
+    assert not watch.done()
+    watch.cancel()
+
+
 async def test_a_gcs_that_is_silent_while_one_connects_is_told_before_ray_gives_up(monkeypatch):
     hanging = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as frozen:  # the kernel takes connections for it
