@@ -344,6 +344,14 @@ class Sleeps(Walker):
         return super().act(observation, explore=explore)
 
 
+class Slow(Walker):
+    """Takes 2 ms for each action, so that a run of 1,000 episodes takes some 15 s on any machine."""
+
+    def act(self, observation, *, explore):
+        time.sleep(0.002)
+        return super().act(observation, explore=explore)
+
+
 class Pauses(Walker):
     """Waits while a file `pause` exists beside."""
 

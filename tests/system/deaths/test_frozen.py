@@ -63,7 +63,7 @@ def assert_done_once(events, result, victim):
 @pytest.mark.long
 async def test_a_conductor_frozen_for_long_is_replaced_one_frozen_briefly_is_not(instance, walk):
     async def one(tree, victim):
-        run = graph() if victim == "tasks" else walk(episodes=EPISODES)
+        run = graph() if victim == "tasks" else walk(entry="user_code:Slow", episodes=EPISODES)
         uid = await tree.executor.submit(patient(run), folder=instance.folder)
         await until_ended(tree, uid, victim, 1)
         pid = await tree.pid_of(uid, victim)
@@ -75,10 +75,12 @@ async def test_a_conductor_frozen_for_long_is_replaced_one_frozen_briefly_is_not
         os.kill(pid, signal.SIGSTOP)
         events, result = await tree.end(uid)
         assert_done_once(events, result, victim)
+        assert [e.data for e in events if e.kind == "conductor.failed"] == []
+        exits = [(each["conductor"], each["exit_code"], each["reason"]) for each in deaths(events)]
+        assert exits == [(victim, -9, "")]
         [silent] = [e.data for e in events if e.kind == "conductor.silent"]
         assert (silent["conductor"], silent["incarnation"], silent["stopped"]) == (victim, 1, True)
         assert silent["seconds"] >= SILENCE
-        assert [(each["conductor"], each["exit_code"]) for each in deaths(events)] == [(victim, -9)]
 
     async def holds(tree):
         """The agent's conductor cannot answer for longer than that, but has no deadline, so it is not killed."""
