@@ -11,6 +11,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -269,14 +270,16 @@ class DaemonApi:
         if not 0 <= after < LARGEST:
             raise BadRequest(f"events are numbered from 1, and none is {after}")
         uid = (await self._journal.read(partial(self._queries.find, asked.uid))).uid
+        now = asyncio.get_running_loop().time
+        silent_until = now() + KEEP_ALIVE_SECONDS
         with self._journal.arrivals(uid) as arrived:
             while True:
                 arrived.clear()
-                row, last, parts = await self._journal.read(partial(self._read_on, uid, after, asked.kinds))
+                row, after, parts = await self._journal.read(partial(self._read_on, uid, after, asked.kinds))
                 if parts:
-                    after = last
                     for frames in parts:
                         await request.partial(*frames)
+                    silent_until = now() + KEEP_ALIVE_SECONDS
                     continue
                 if row.outcome is not None and row.ended_at is not None:
                     return WatchEnd(outcome=row.outcome)
@@ -286,17 +289,19 @@ class DaemonApi:
                     raise RecordDamaged(uid, *damage.split(": ", 1))
                 if self._daemon.is_stopping and self._queries.governor_of(uid) is None:
                     return WatchEnd(outcome="interrupted")
-                try:
-                    async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(silent_until):
                         await arrived.wait()
-                except TimeoutError:
+                if now() >= silent_until:  # others than these may arrive all the time
                     await request.partial(b"")
+                    silent_until = now() + KEEP_ALIVE_SECONDS
 
     def _read_on(self, uid: str, after: int, kinds: Sequence[str]) -> tuple[RunLine, int, list[list[bytes]]]:
-        """The run, then its next events: those of a run that has ended are all there are. Blocks."""
+        """The run, the number up to which its events are read now, and those of them: of a run that has ended all there are. Blocks."""
         row = self._queries.find(uid)
+        last = self._journal.last_event(uid) if kinds else after
         page = self._journal.events(uid, after=after, kinds=kinds)
-        return row, page[-1].seq if page else after, list(chunks(encode(event) for event in page))
+        return row, page[-1].seq if page else max(after, last), list(chunks(encode(event) for event in page))
 
     async def abort(self, asked: Abort, by: dict[str, Any]) -> Done:
         """Raises NoSuchRun, AlreadyEnded, TryAgain."""

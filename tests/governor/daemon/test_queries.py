@@ -129,6 +129,28 @@ async def test_a_watch_that_is_open_gets_what_comes(daemon):
     ]
 
 
+async def test_a_watch_of_rare_events_is_kept_alive_while_others_come_all_the_time(daemon, monkeypatch):
+    monkeypatch.setattr("governor.daemon.api.KEEP_ALIVE_SECONDS", 0.2)
+    monkeypatch.setattr("governor.executor.IDLE_SECONDS", 2.0)
+    uid = await daemon.executor.submit(RUN)
+    daemon.executor.patience = 0.0  # a watch that is broken off is not begun again
+
+    async def others():
+        while True:
+            await daemon.journal.write(lambda tx: tx.event(uid, "something", {}))
+
+    async def seen():
+        return [event.kind async for event in daemon.executor.watch(uid, kinds=("rare", "run.ended"))]
+
+    others, seen = asyncio.create_task(others()), asyncio.create_task(seen())
+    done, _ = await asyncio.wait({others, seen}, timeout=5.0)
+    assert not done
+    await daemon.journal.write(lambda tx: tx.event(uid, "rare", {}))
+    others.cancel()
+    await daemon.executor.abort(uid)
+    assert await asyncio.wait_for(seen, 10) == ["rare", "run.ended"]
+
+
 async def test_an_invalid_request_is_refused_and_the_api_continues(daemon):
     for body in ((b"\x00garbage",), (b"",), ()):
         answer = decode_reply((await daemon.client.request(SERVICE, *body, timeout=30.0))[0])
