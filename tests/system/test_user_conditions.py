@@ -86,10 +86,11 @@ async def test_a_pause_is_what_the_run_waits_for_and_the_next_daemon_goes_on(ins
 
 
 async def test_restart_gives_a_language_model_new_processes_too(instance):
+    """The last of its episodes has to wait for what the condition answers about the eighth."""
     simulate = {
         "environment": "walk",
         "agents": ["model"],
-        "episodes": 9,
+        "episodes": 10,
         "workers": 2,
         "transport": "in_process",
     }
@@ -108,5 +109,5 @@ async def test_restart_gives_a_language_model_new_processes_too(instance):
     assert (result.outcome, result.phases[0].end) == ("finished", "max_episodes"), result.reason
     assert [asked["flow"] for asked in data_of(events, "flow.requested")] == ["RESTART"] * 2
     assert [each["expected"] for each in data_of(events, "conductor.exited")][:2] == [True] * 2
-    assert sorted(each["episode"]["index"] for each in data_of(events, "episode.ended")) == [*range(9)]
-    assert result.phases[0].episodes == {"terminated": 9}
+    assert sorted(each["episode"]["index"] for each in data_of(events, "episode.ended")) == [*range(10)]
+    assert result.phases[0].episodes == {"terminated": 10}

@@ -1,6 +1,7 @@
 """An agent behind conductors is where the record is, whichever process has died."""
 
 import asyncio
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -20,14 +21,17 @@ def saves_once(monkeypatch):
 
 
 async def interrupted(harness, **params):
-    """The records of a phase whose simulation ended on the way, with two episodes at least behind the saved state."""
+    """The records of a phase whose simulation ended within the seventh episode, with some behind the saved state."""
     await harness.start("environment.lake", entry="walk_world:Walk", params={}, pool=1)
-    await harness.start("agent.walker", entry="exact_world:Draws", params=params)
+    await harness.start("agent.walker", entry="exact_world:Draws", params={**params, "waits_at": 6 * 5 + 3})
     controller = await harness.start("simulation")
+    goes_on = import_module("exact_world").GOES_ON
+    goes_on.clear()
     assert await controller.perform(harness.command(episodes=EPISODES)) == Done()
     async with asyncio.timeout(60):
         await harness.links["simulation"].next(EpisodeEnded, after=4)
     await controller.close()
+    goes_on.set()
     records = episodes(harness.links["simulation"])
     assert 4 < len(records) < EPISODES
     return records

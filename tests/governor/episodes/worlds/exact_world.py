@@ -1,14 +1,18 @@
 """An agent whose next action depends on all of its state."""
 
+import threading
 import time
 
 import numpy as np
 
+GOES_ON = threading.Event()
+"""For agents that wait."""
+
 
 class Draws:
-    def __init__(self, observation_space, action_space, seed, *, slow=0.0):
+    def __init__(self, observation_space, action_space, seed, *, slow=0.0, waits_at=0):
         self.random = np.random.default_rng(seed)
-        self.slow = slow
+        self.slow, self.waits_at = slow, waits_at
         self.steps = 0
 
     def act(self, observation, *, explore):
@@ -17,6 +21,8 @@ class Draws:
     def learn(self, transition):
         time.sleep(self.slow)
         self.steps += 1
+        if self.steps == self.waits_at:
+            GOES_ON.wait(60)
 
     def state_dict(self):
         return {"random": self.random.bit_generator.state, "steps": self.steps}
