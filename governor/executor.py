@@ -30,6 +30,8 @@ from governor.locations import find_broker, refuse_stale_socket
 from governor.messages import (
     SERVICE,
     Abort,
+    Changed,
+    Continue,
     Done,
     ExecutorReply,
     ExecutorRequest,
@@ -42,6 +44,7 @@ from governor.messages import (
     ListRuns,
     OutputLine,
     OutputPage,
+    Pause,
     Prune,
     Pruned,
     ReadOutput,
@@ -63,6 +66,7 @@ from governor.messages import (
     decode_reply,
     encode,
 )
+from governor.watching import Watching
 from transport.client import Client
 from transport.errors import BadEndpoint, RemoteError, TooLarge, TransportError
 
@@ -82,33 +86,6 @@ PRUNE_SECONDS: Final = 120.0
 """Limit for a prune: the daemon measures the files of many runs."""
 
 R = TypeVar("R", bound=ExecutorReply)
-
-
-class Watching:
-    """The events of one run as they come: an async iterator of `RunEvent`.
-
-    Attributes:
-        end: set after the last event; ``end.outcome`` is the outcome of the run, or ``interrupted`` when its daemon went down
-            and did not come back.
-    """
-
-    def __init__(self, messages: AsyncGenerator[RunEvent | WatchEnd, None]) -> None:
-        self._messages = messages
-        self.end: WatchEnd | None = None
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> RunEvent:
-        message = await anext(self._messages)
-        if isinstance(message, WatchEnd):
-            self.end = message
-            raise StopAsyncIteration
-        return message
-
-    async def aclose(self) -> None:
-        """Call it when you leave the events early."""
-        await self._messages.aclose()
 
 
 class Executor:
@@ -295,6 +272,20 @@ class Executor:
             asked = msgspec.structs.replace(asked, cursor=page.cursor)
             if not page.more:
                 await asyncio.sleep(RETRY_SECONDS)
+
+    async def pause(
+        self, uid: str, reason: str = "", *, hard: bool = False, dry_run: bool = False
+    ) -> Changed:
+        """Has no further episode or task of a run begin, until `continue_`, also over a restart of the daemon; a queued run stays in the
+        queue. `hard`: what runs is interrupted too, its slot becomes free, and what had not ended is done again. `dry_run`: only says
+        whether that would change something. Raises NoSuchRun, AlreadyEnded, TryAgain.
+        """
+        asked = Pause(uid=uid, reason=reason, hard=hard, dry_run=dry_run)
+        return await self._ask(asked, Changed, source=uid)
+
+    async def continue_(self, uid: str, reason: str = "", *, dry_run: bool = False) -> Changed:
+        """Ends a pause, also one that a condition of the run has asked for. Raises as `pause`."""
+        return await self._ask(Continue(uid=uid, reason=reason, dry_run=dry_run), Changed, source=uid)
 
     async def abort(self, uid: str, reason: str = "") -> None:
         """Asks for the end of a run, in order; `wait` waits for it. Its result has the `reason`. Raises NoSuchRun, AlreadyEnded, TryAgain."""

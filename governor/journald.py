@@ -61,6 +61,8 @@ MESSAGE_IDS: Final = MappingProxyType(
         ("run.ended", "aborted"): "d600c212c5dc442593bf29f41ebb39c2",
         ("run.interrupted", ""): "232ae59547384041ad0284acded52d1e",
         ("run.abort_requested", ""): "c44621664f7c471fa20a03667336df20",
+        ("run.pause_requested", ""): "5fe226f943354201a89f51c1608f4128",
+        ("run.continue_requested", ""): "45317417692849b29b19bfd38ed08b49",
         ("run.damaged", ""): "d20e23b34ad74bfc86ab3f7a257c4f87",
         ("run.stalled", ""): "4b9bb0259efc4d88aaa44a523329ca6c",
         ("run.pruned", ""): "20078460713843378af7acd7b042a910",

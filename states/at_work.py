@@ -7,12 +7,13 @@ finalized; a stop of the daemon skips that, because an interrupted run has no ou
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from states import base, finalizing, stopping
 from states.amounts import amount
-from states.base import Answer, Dropped, RunInWork, Step
+from states.base import Answer, Dropped, Rejected, RunInWork, Step
 from states.conductors import exit_reason
+from states.effects import Effect, Wake
 
 if TYPE_CHECKING:
     from states.events import (
@@ -20,16 +21,52 @@ if TYPE_CHECKING:
         ConductorExited,
         ConductorFailed,
         ConductorStuck,
+        ContinueRequested,
         DeadlinePassed,
         FolderLost,
         LimitExceeded,
+        PauseRequested,
         StopRequested,
     )
     from states.plan import Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """Since monotonic second `since`."""
+
+    since: float
+    reason: str = ""
+
+    @property
+    def why(self) -> str:
+        return f": {self.reason}" if self.reason else ""
+
+    def waits_for(self, run: str) -> str:
+        """What `run` waits for."""
+        return f"`governor continue {run}` (paused{self.why})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AtWork(RunInWork):
+    """`pause`: of a user, if there is one. `time_up`: the monotonic second at which `wall_clock` is used up; a pause of a user does not
+    count.
+    """
+
+    pause: Pause | None = None
+    time_up: float | None = None
+
+    @property
+    def waits_for(self) -> str:
+        if self.pause is not None:
+            return self.pause.waits_for(self.plan.uid)
+        return self.missing
+
+    @property
+    def missing(self) -> str:
+        """What it waits for by itself."""
+        raise NotImplementedError
+
     @property
     def position(self) -> tuple[int, frozenset[Part]]:
         """The current or first phase, and its parts that are at work."""
@@ -39,6 +76,10 @@ class AtWork(RunInWork):
     def where(self) -> str:
         """For messages: where in the run it is."""
         raise NotImplementedError
+
+
+NOT_PAUSED: Final = "it is not paused"
+W = TypeVar("W", bound=AtWork)
 
 
 def failed(state: AtWork, event: ConductorFailed) -> Answer:
@@ -77,6 +118,8 @@ def stuck(state: AtWork, event: ConductorStuck) -> Answer:
 
 def deadline(state: AtWork, event: DeadlinePassed) -> Answer:
     if event.name == "wall_clock" and state.plan.wall_clock is not None:
+        if state.pause is not None:
+            return Dropped(state, "the clock stands still while the run is paused")
         reason = f"limit wall_clock of {state.plan.wall_clock:g} s reached {state.where}"
         return finalizing.enter(state, outcome="failed", reason=reason, at=event.at)
     conductor = state.conductors.find(event.conductor)
@@ -102,6 +145,30 @@ def folder_lost(state: AtWork, event: FolderLost) -> Answer:
 
 def abort(state: AtWork, event: AbortRequested) -> Answer:
     return finalizing.enter(state, outcome="aborted", reason=event.reason, at=event.at)
+
+
+def pause(state: AtWork, event: PauseRequested) -> Answer:
+    """A hard one is an interruption: the daemon puts the run back into its queue."""
+    begun = state.pause or Pause(since=event.at, reason=event.reason)
+    if event.hard:
+        return stopping.enter(state, outcome=None, reason=f"paused{begun.why}", shutdown=False, at=event.at)
+    if state.pause is not None:
+        return Rejected(state, "it is paused already")
+    return Step(replace(state, pause=begun))
+
+
+def go_on(state: AtWork, event: ContinueRequested) -> Answer:
+    if state.pause is None:
+        return Rejected(state, NOT_PAUSED)
+    return Step(*without_pause(state, at=event.at))
+
+
+def without_pause(state: W, *, at: float) -> tuple[W, tuple[Effect, ...]]:
+    """The clock of `wall_clock` goes on."""
+    if state.pause is None or state.time_up is None:
+        return replace(state, pause=None), ()
+    time_up = state.time_up + at - state.pause.since
+    return replace(state, pause=None, time_up=time_up), (Wake(name="wall_clock", at=time_up),)
 
 
 def stop(state: AtWork, event: StopRequested) -> Answer:

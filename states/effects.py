@@ -49,6 +49,17 @@ class StartPart(ConductorEffect):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PausePart(ConductorEffect):
+    """Tells the conductor to begin nothing further of its part, or, without `paused`, to go on. Ends in PartFailed when the conductor
+    did not accept it, else in no event.
+    """
+
+    phase: int
+    part: Part
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopPart(ConductorEffect):
     """Tells the conductor to end its part: PartEnded with end ``stopped``. The deadline ``close`` bounds it."""
 

@@ -46,6 +46,25 @@ class AbortRequested(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PauseRequested(Event):
+    """Command: no further episode or task begins until `ContinueRequested`; those that run end. `hard`: the run is interrupted at once,
+    and waits in the queue.
+    """
+
+    kind: ClassVar[str] = "run.pause_requested"
+    reason: str = ""
+    hard: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinueRequested(Event):
+    """Command: ends a pause, of a user or of a condition."""
+
+    kind: ClassVar[str] = "run.continue_requested"
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested(Event):
     """The daemon shuts down; the run is interrupted and continues in the next invocation. `urgent`: no grace."""
 
@@ -235,4 +254,4 @@ EVENTS: Final[tuple[type[Event], ...]] = tuple(
     if isinstance(each, type) and issubclass(each, Event) and hasattr(each, "kind")
 )
 """All classes above with a `kind`."""
-COMMANDS: Final[tuple[type[Event], ...]] = (RunAssigned, AbortRequested)
+COMMANDS: Final[tuple[type[Event], ...]] = (RunAssigned, AbortRequested, PauseRequested, ContinueRequested)

@@ -9,17 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from states import base, finalizing
+from states import at_work, base, finalizing
 from states.at_work import AtWork
-from states.base import Answer, Dropped, Step
-from states.effects import BeginPhase, Effect, EndPhase, StartPart, StopConductor, StopPart
+from states.base import Answer, Dropped, Rejected, Step
+from states.effects import BeginPhase, EndPhase, PausePart, StartPart, StopConductor, StopPart
 from states.events import PartEnded
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from states.conductors import ConductorState
     from states.events import (
         ConductorReady,
+        ContinueRequested,
+        Event,
         FlowRequested,
         PartFailed,
+        PauseRequested,
         RunProgressResumed,
         RunStalled,
     )
@@ -28,15 +34,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running(AtWork):
-    """`open`: parts of the phase that have not ended. `ends`: how the others ended. `failure`: the line of the first
+    """`open`: parts of the phase that have not ended, `unbegun` those that a pause keeps from beginning. `ends`: how the others ended. `failure`: the line of the first
     one. `failed` phases have ended before it with failures, `first_failed` is the line of the first one. `stalled`: the
-    monotonic second of the last progress, once that is too long ago. `paused`, `stopped`: why no episode begins any more, and why the
+    monotonic second of the last progress, once that is too long ago. `paused` (by a condition), `stopped`: why no episode begins any more, and why the
     phase ends; `last`: no phase follows, because of `stopped`.
     """
 
     name: ClassVar[str] = "running"
     phase: int
     open: frozenset[Part]
+    unbegun: frozenset[Part] = frozenset()
     ends: tuple[str, ...] = ()
     failures: int = 0
     failure: str = ""
@@ -51,17 +58,21 @@ class Running(AtWork):
     def position(self) -> tuple[int, frozenset[Part]]:
         return self.phase, self.open
 
+    def ready_conductor_of(self, part: Part) -> ConductorState | None:
+        """The conductor that works on a part, if it is ready."""
+        conductor = self.conductors[self.plan.phases[self.phase].conductor_of(part)]
+        return conductor if conductor.standing == "ready" else None
+
     @property
     def where(self) -> str:
         return f"in phase {self.plan.phases[self.phase].name}"
 
     @property
-    def waits_for(self) -> str:
-        return f"phase {self.plan.phases[self.phase].name}: {self.missing}"
+    def missing(self) -> str:
+        return f"phase {self.plan.phases[self.phase].name}: {self.phase_waits_for}"
 
     @property
-    def missing(self) -> str:
-        """What the phase waits for."""
+    def phase_waits_for(self) -> str:
         phase = self.plan.phases[self.phase]
         conductors = dict.fromkeys(phase.conductor_of(part) for part in sorted(self.open))
         missing = [name for name in conductors if not self.conductors.is_ready(name)]
@@ -93,10 +104,11 @@ def enter(before: AtWork, *, phase: int, at: float, cause: str) -> Step:
         open=parts,
         failed=failed,
         first_failed=first_failed,
+        pause=before.pause,
+        time_up=before.time_up,
     )
-    begin: list[Effect] = [BeginPhase(phase=phase, name=phases[phase].name)]
-    begin += [effect for part in sorted(parts) for effect in _begin(state, part)]
-    return Step(state, tuple(begin), cause=cause)
+    state, begun = _begin(state, parts)
+    return Step(state, (BeginPhase(phase=phase, name=phases[phase].name), *begun), cause=cause)
 
 
 def ready(state: Running, event: ConductorReady) -> Answer:
@@ -107,18 +119,26 @@ def ready(state: Running, event: ConductorReady) -> Answer:
     parts = [part for part in sorted(state.open) if phase.conductor_of(part) == event.conductor]
     if "simulation" in parts:
         again = replace(again, paused="")
-    if "tasks" in parts and state.stopped:  # it exited before it had stopped them
-        end = PartEnded(event.run, event.at, phase=state.phase, part="tasks", end="stopped")
-        answer = part_ended(again, end)
-        if again.open == {"tasks"} or not isinstance(answer.state, Running):
-            return answer
-        again, parts = answer.state, [part for part in parts if part != "tasks"]
-    return Step(again, tuple(effect for part in parts for effect in _begin(again, part)))
+    return _begin_open(again, parts, event)
+
+
+def _begin_open(state: Running, parts: Sequence[Part], event: Event) -> Step:
+    """Open parts may begin now. Tasks that were to be stopped before they had begun have ended."""
+    if "tasks" in parts and state.stopped and state.pause is None:
+        step = _ended(state, PartEnded(event.run, event.at, phase=state.phase, part="tasks", end="stopped"))
+        if state.open == {"tasks"} or not isinstance(step.state, Running):
+            return step
+        state, parts = step.state, [part for part in parts if part != "tasks"]
+    return Step(*_begin(state, parts))
 
 
 def part_ended(state: Running, event: PartEnded) -> Answer:
     if event.phase != state.phase or event.part not in state.open:
         return Dropped(state, f"{event.part} of phase {event.phase} is not open")
+    return _ended(state, event)
+
+
+def _ended(state: Running, event: PartEnded) -> Step:
     state = replace(
         state,
         open=state.open - {event.part},
@@ -168,7 +188,7 @@ def stalled(state: Running, event: RunStalled) -> Answer:
         return Dropped(state, "the run has no stall_timeout")
     reason = f"no progress for stall_timeout of {plan.stall_timeout:g} s"
     if plan.on_stall == "fail":
-        reason = f"{reason} {state.where}, which waited for {state.missing}"
+        reason = f"{reason} {state.where}, which waited for {state.phase_waits_for}"
         return finalizing.enter(state, outcome="failed", reason=reason, at=event.at)
     conductors = state.conductors
     kills: tuple[StopConductor, ...] = ()
@@ -184,6 +204,23 @@ def progress_resumed(state: Running, event: RunProgressResumed) -> Answer:
     if state.stalled is None:
         return Dropped(state, f"run {event.run} had not stalled")
     return Step(replace(state, stalled=None))
+
+
+def pause(state: Running, event: PauseRequested) -> Answer:
+    answer = at_work.pause(state, event)
+    if isinstance(answer, Step) and isinstance(answer.state, Running):
+        return Step(replace(answer.state, stalled=None), _pause_parts(state, paused=True))
+    return answer
+
+
+def go_on(state: Running, event: ContinueRequested) -> Answer:
+    """Ends a pause of a condition, too."""
+    if state.pause is None and not state.paused:
+        return Rejected(state, at_work.NOT_PAUSED)
+    then, clock = at_work.without_pause(replace(state, paused="", unbegun=frozenset()), at=event.at)
+    answer = _begin_open(then, sorted(state.unbegun), event)
+    effects = (*clock, *_pause_parts(state, paused=False), *answer.effects)
+    return Step(answer.state, effects, cause=answer.cause)
 
 
 def flow_requested(state: Running, event: FlowRequested) -> Answer:
@@ -228,10 +265,29 @@ def _stop_tasks(state: Running) -> tuple[StopPart, ...]:
     )
 
 
-def _begin(state: Running, part: Part) -> tuple[StartPart, ...]:
-    conductor = state.conductors[state.plan.phases[state.phase].conductor_of(part)]
-    if conductor.standing != "ready":
-        return ()
-    return (
-        StartPart(phase=state.phase, part=part, conductor=conductor.name, incarnation=conductor.incarnation),
+def _begin(state: Running, parts: Iterable[Part]) -> tuple[Running, tuple[StartPart, ...]]:
+    """Those whose conductor is ready: the others begin when it is. A pause keeps them all from beginning."""
+    if state.pause is not None:
+        return replace(state, unbegun=state.unbegun | {*parts}), ()
+    ready = [(part, state.ready_conductor_of(part)) for part in sorted(parts)]
+    return state, tuple(
+        StartPart(phase=state.phase, part=part, conductor=conductor.name, incarnation=conductor.incarnation)
+        for part, conductor in ready
+        if conductor is not None
+    )
+
+
+def _pause_parts(state: Running, *, paused: bool) -> tuple[PausePart, ...]:
+    """Of the parts that have begun."""
+    begun = [(part, state.ready_conductor_of(part)) for part in sorted(state.open - state.unbegun)]
+    return tuple(
+        PausePart(
+            phase=state.phase,
+            part=part,
+            conductor=conductor.name,
+            incarnation=conductor.incarnation,
+            paused=paused,
+        )
+        for part, conductor in begun
+        if conductor is not None
     )

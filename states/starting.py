@@ -25,7 +25,7 @@ class Starting(AtWork):
         return "while starting"
 
     @property
-    def waits_for(self) -> str:
+    def missing(self) -> str:
         return f"conductors to be ready: {', '.join(each.name for each in self.conductors.not_ready)}"
 
 
@@ -39,13 +39,15 @@ def assign(state: Pristine, event: RunAssigned) -> Answer:
     plan = event.plan
     conductors = ConductorStates.of(plan)
     effects: list[Effect] = [Wake(name="start", at=event.at + plan.deadlines.start)]
-    if plan.wall_clock is not None:
-        effects.append(Wake(name="wall_clock", at=event.at + max(plan.wall_clock - plan.worked, 0.0)))
+    time_up = None if plan.wall_clock is None else event.at + max(plan.wall_clock - plan.worked, 0.0)
+    if time_up is not None:
+        effects.append(Wake(name="wall_clock", at=time_up))
     effects += [
         StartConductor(conductor=conductor.name, kind=conductor.kind, incarnation=conductor.incarnation)
         for conductor in conductors.all
     ]
-    return Step(Starting(plan=plan, conductors=conductors), tuple(effects), cause=f"run {plan.name} assigned")
+    state_then = Starting(plan=plan, conductors=conductors, time_up=time_up)
+    return Step(state_then, tuple(effects), cause=f"run {plan.name} assigned")
 
 
 def ready(state: Starting, event: ConductorReady) -> Answer:

@@ -62,6 +62,8 @@ _AT_WORK: Final[dict[type[Event], Rule]] = {
     **_BASE,
     events.AbortRequested: Rule(at_work.abort, (Finalizing,), "abort"),
     events.StopRequested: Rule(at_work.stop, (Stopping,), "stop of the daemon"),
+    events.PauseRequested: Rule(at_work.pause, (Stopping,), "hard pause"),
+    events.ContinueRequested: Rule(at_work.go_on),
     events.ConductorStarted: Rule(base.started),
     events.ConductorFailed: Rule(at_work.failed),
     events.ConductorExited: Rule(at_work.exited, (Finalizing,), "failure without restarts left"),
@@ -91,6 +93,8 @@ TABLE: Final[Mapping[type[State], Mapping[type[Event], Rule]]] = {
         events.RunStalled: Rule(running.stalled, (Finalizing,), "no progress"),
         events.RunProgressResumed: Rule(running.progress_resumed),
         events.PartFailed: Rule(running.part_failed),
+        events.PauseRequested: Rule(running.pause, (Stopping,), "hard pause"),
+        events.ContinueRequested: Rule(running.go_on, (Finalizing,), "last phase ended"),
         events.FlowRequested: Rule(running.flow_requested, (Finalizing,), "failure without restarts left"),
     },
     Finalizing: {

@@ -39,6 +39,8 @@ VERBS: Final = {
     "view": "view:command",
     "logs": "logs:command",
     "resume": "submit:resume",
+    "pause": "questions:pause",
+    "continue": "questions:go_on",
     "abort": "questions:abort",
     "replay": "replay:command",
     "prune": "prune:command",

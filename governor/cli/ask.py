@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from governor.cli.rendering.display import Display
-    from governor.executor import Executor, Watching
+    from governor.executor import Executor
     from governor.messages import WatchEnd
+    from governor.watching import Watching
 
 T = TypeVar("T")
 

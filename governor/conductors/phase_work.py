@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from governor.episodes.simulation import Simulation
-    from governor.messages import Refused
+    from governor.messages import PausePartCommand, Refused
 
 HANDOVER_SECONDS: Final = 2.0
 """The governor begins the next phase as soon as it knows the end of this one; the acknowledgement of that end may
@@ -81,8 +81,12 @@ class SimulationWork(PhaseWork["Simulation"]):
     ) -> Done | Refused:
         reply = await super().begin(phase, make)
         if (simulation := self.of(phase)) is not None:
-            simulation.resume()
+            simulation.pause(paused=False)
         return reply
+
+    def pause(self, command: PausePartCommand) -> None:
+        if (simulation := self.of(command.phase)) is not None:
+            simulation.pause(paused=command.paused)
 
     def stop(self, phase: int) -> None:
         if (simulation := self.of(phase)) is not None:

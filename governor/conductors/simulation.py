@@ -2,7 +2,7 @@
 
 It runs no user code, except with ``transport: in_process``: then environments and agents run here, in threads of
 their own; language models are called from here, and their environments have processes of their own. `StartSimulation`
-begins a phase's simulation, `StopPartCommand` ends it; `PartEnded` reports the end, once. `StartSimulation` sent
+begins a phase's simulation, `PausePartCommand` pauses it and lets it go on, `StopPartCommand` ends it; `PartEnded` reports the end, once. `StartSimulation` sent
 again ends a PAUSE of the same phase and begins nothing, also when the phase is over.
 """
 
@@ -22,7 +22,15 @@ from governor.episodes.rules.conditions import faults
 from governor.episodes.simulation import Simulation
 from governor.episodes.text.entries import is_language_model
 from governor.errors import ConductorError
-from governor.messages import ConductorCommand, ConductorSpec, Done, Refused, StartSimulation, StopPartCommand
+from governor.messages import (
+    ConductorCommand,
+    ConductorSpec,
+    Done,
+    PausePartCommand,
+    Refused,
+    StartSimulation,
+    StopPartCommand,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -54,6 +62,9 @@ class SimulationController(Conductor):
         match command:
             case StartSimulation():
                 return await self._work.begin(command.phase, partial(self._make, command))
+            case PausePartCommand():
+                self._work.pause(command)
+                return Done()
             case StopPartCommand():
                 self._work.stop(command.phase)
                 return Done()

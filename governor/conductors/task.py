@@ -21,7 +21,7 @@ from governor import logs
 from governor.conductors.conductor import Conductor, refused
 from governor.conductors.phase_work import PhaseWork, SimulationWork
 from governor.errors import ConductorError
-from governor.messages import Done, StartSimulation, StartTasks, StopPartCommand
+from governor.messages import Done, PausePartCommand, StartSimulation, StartTasks, StopPartCommand
 from governor.output import spool
 from governor.processes import kill_tree
 from governor.tasks.api import DynamicTimeout
@@ -46,7 +46,7 @@ log = logs.get_logger()
 
 
 class TaskConductor(Conductor):
-    """Performs `StartTasks`, `StartSimulation` with transport ``ray``, and `StopPartCommand`."""
+    """Performs `StartTasks`, `StartSimulation` with transport ``ray``, `PausePartCommand` and `StopPartCommand`."""
 
     def __init__(self, *, spec: ConductorSpec, link: Link) -> None:
         super().__init__(spec=spec, link=link)
@@ -95,6 +95,11 @@ class TaskConductor(Conductor):
                 return await self._start(command)
             case StartSimulation():
                 return await self._simulate(command)
+            case PausePartCommand():
+                if (tasks := self._tasks.of(command.phase)) is not None:
+                    tasks.pause(paused=command.paused)
+                self._simulation.pause(command)
+                return Done()
             case StopPartCommand():
                 if (tasks := self._tasks.of(command.phase)) is not None:
                     tasks.stop(command.reason)

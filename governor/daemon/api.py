@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from governor import logs
-from governor.daemon.damage import UNREADABLE, damage_in
 from governor.daemon.queries import RunQueries
 from governor.daemon.senders import Senders
+from governor.daemon.steering import Steering
 from governor.errors import (
     AlreadyEnded,
     BadRequest,
@@ -35,6 +35,7 @@ from governor.errors import (
 from governor.journal.schema import LARGEST
 from governor.messages import (
     Abort,
+    Continue,
     Done,
     ExecutorReply,
     Explain,
@@ -42,6 +43,7 @@ from governor.messages import (
     GetStatus,
     ListFailures,
     ListRuns,
+    Pause,
     Prune,
     ReadOutput,
     Reload,
@@ -62,18 +64,15 @@ from governor.runs.record import failures, resume
 from governor.runs.record.result import (
     build_result,
     curves_of,
-    record_result,
-    result_of_damaged,
     whole_result,
 )
-from governor.runs.run_log import run_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from governor.daemon.queries import DaemonState
     from governor.journal.journal import Journal
-    from governor.journal.runs_table import RunLine, RunRow
+    from governor.journal.runs_table import RunLine
     from governor.journal.tables import Transaction
     from governor.messages import FailureList, RunCurves, RunResult
     from governor.runs.active_run import RunContext
@@ -94,6 +93,7 @@ class DaemonApi:
         self._context = context
         self._journal: Journal = context.journal
         self._queries = RunQueries(daemon=daemon, context=context)
+        self.steering = Steering(daemon=daemon, context=context, queries=self._queries)
         self._senders = Senders()
 
     async def answer(self, request: Request) -> Sequence[bytes]:
@@ -121,7 +121,11 @@ class DaemonApi:
             case ListRuns():
                 return await self._queries.page(asked.limit, asked.after)
             case Abort():
-                return await self.abort(asked, by)
+                return await self.steering.abort(asked, by)
+            case Pause():
+                return await self.steering.pause(asked, by)
+            case Continue():
+                return await self.steering.go_on(asked, by)
             case Explain(uid=uid):
                 return await self._queries.explain(uid)
             case ReadOutput():
@@ -302,69 +306,6 @@ class DaemonApi:
         last = self._journal.last_event(uid) if kinds else after
         page = self._journal.events(uid, after=after, kinds=kinds)
         return row, page[-1].seq if page else max(after, last), list(chunks(encode(event) for event in page))
-
-    async def abort(self, asked: Abort, by: dict[str, Any]) -> Done:
-        """Raises NoSuchRun, AlreadyEnded, TryAgain."""
-        row = await self._journal.read(partial(self._queries.find_row, asked.uid))
-        damage = self._refuse_ended(row)
-        reason = asked.reason or "aborted by request"
-        log.info("run.abort_requested", run=row.uid, run_name=row.name, by=by, reason=reason)
-        if (governor := self._queries.governor_of(row.uid)) is not None:
-            await governor.abort(row.uid, reason, by=by)
-        elif (waiting := self._daemon.queue.remove(row.uid)) is not None:
-            try:
-                await self._end_queued(waiting, row, reason, damage)
-            except BaseException:
-                self._daemon.queue.put_back(waiting)
-                self._daemon.dispatch()  # a slot may have become free meanwhile
-                raise
-        elif row.uid in self._daemon.damaged:
-            await self._end_damaged(row, reason, damage)
-        else:  # it has moved on while its row was read
-            self._refuse_ended(await self._journal.read(partial(self._queries.find, row.uid)))
-            raise TryAgain(f"run {row.uid} is between queue and slot, try again")
-        return Done()
-
-    def _refuse_ended(self, row: RunLine) -> str:
-        """Returns the damage of a run that has not ended, "" if there is none. Raises AlreadyEnded."""
-        damage = self._queries.damage_of(row)
-        if row.ended_at is not None or (row.outcome is not None and not damage):
-            raise AlreadyEnded(row.uid, row.outcome or f"with an outcome that can't be read ({damage})")
-        return damage
-
-    async def _end_queued(self, waiting: Waiting, row: RunRow, reason: str, damage: str) -> None:
-        """Its result has the work of earlier invocations of the daemon, and of the run that it resumes."""
-        folder = self._context.run_folder(row.uid)
-        try:
-            if not damage:
-                assignment = await asyncio.to_thread(Assignment.of, row, waiting)
-                result = await record_result(
-                    self._journal, assignment, outcome="aborted", reason=reason, folder=folder, ended_by=BY
-                )
-                self._ended(result)
-        except UNREADABLE as error:
-            damage = damage_in(error)
-        except OSError as error:
-            raise TryAgain(f"the result of run {row.uid} can't be written: {error}") from error
-        if damage:
-            await self._end_damaged(row, reason, damage)
-
-    async def _end_damaged(self, row: RunRow, reason: str, damage: str) -> None:
-        result, file = await asyncio.to_thread(
-            result_of_damaged,
-            self._journal,
-            row,
-            reason=f"{reason}; its record was damaged ({damage})",
-            folder=self._context.run_folder(row.uid),
-        )
-        await self._journal.write(lambda transaction: transaction.end_damaged(row, result, file=file, by=BY))
-        self._daemon.damaged.pop(row.uid, None)
-        self._ended(result)
-
-    def _ended(self, result: RunResult) -> None:
-        """A run has ended that was not in work."""
-        self._context.metrics.count("runs_ended", result.outcome)
-        run_ended(result, submitted_by=result.submitted_by or None)
 
     async def _curves(self, request: Request, asked: GetCurves) -> Done:
         def found() -> RunCurves:

@@ -51,14 +51,14 @@ from transport.client import Client
 from transport.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from contextlib import ExitStack
 
     from governor.config import Config
     from governor.daemon.loop_time import TimedSelector
     from governor.daemon.systemd import SystemdNotifier
     from governor.messages import LoopTime, Prune, Pruned
-    from governor.runs.assignment import Assignment
+    from governor.runs.assignment import Assignment, Waiting
 
 REQUEST_CREDIT: Final = 256
 """Requests to the API at once; an open `watch` holds one."""
@@ -107,6 +107,7 @@ class Daemon:
         self._broker: BrokerProcess
         self._reserve: disk_reserve.Reserve
         self._pruner: Pruner
+        self._recovery: Recovery
 
     def dispatch(self) -> None:
         self._wake.set()
@@ -157,10 +158,10 @@ class Daemon:
             ]
             for governor in self.governors:
                 governor.attach(context, on_change=self._changed, on_journal_failure=background.fail)
-            for run in await recovery.assignments(context.runs_folder):
-                self.queue.append(run)
+            await self._enqueue(recovery.assignments(context.runs_folder))
             if recovery.survivors:
-                background.spawn(self._assign_held(recovery, context), "recovery")
+                background.spawn(self._enqueue(recovery.held_assignments(context.runs_folder)), "recovery")
+            self._recovery = recovery
             slots = [
                 asyncio.create_task(self._govern(governor), name=governor.uid) for governor in self.governors
             ]
@@ -182,8 +183,7 @@ class Daemon:
                 self._selector.begin()
             extending.cancel()
             self._announce()
-            if self._notifier.watchdog_interval is not None:
-                background.spawn(self._watchdog(self._notifier.watchdog_interval), "watchdog")
+            background.spawn(self._notifier.keep_watched(), "watchdog")
             try:
                 yield self
             finally:
@@ -196,10 +196,15 @@ class Daemon:
         async with asyncio.timeout(REGISTER_SECONDS):
             await worker.registered()
 
-    async def _assign_held(self, recovery: Recovery, context: RunContext) -> None:
-        for run in await recovery.held_assignments(context.runs_folder):
+    async def _enqueue(self, found: Awaitable[list[Waiting]]) -> None:
+        for run in await found:
             self.queue.append(run)
         self.dispatch()
+
+    def requeue(self, uid: str, left: asyncio.Event) -> None:
+        """Queues a run again once it has `left` its slot, in which it is being interrupted."""
+        again = self._recovery.again(uid, self.config.state_dir / "runs", after=left)
+        self._background.spawn(self._enqueue(again), f"requeue.{uid}")
 
     async def _open_journal(self, stack: AsyncExitStack) -> Journal:
         folder, loop = self.config.state_dir, asyncio.get_running_loop()
@@ -393,8 +398,3 @@ class Daemon:
             queue=self.queue.uids(),
             tasks=sorted(task.get_name() for task in asyncio.all_tasks()),
         )
-
-    async def _watchdog(self, interval: float) -> None:
-        while True:
-            self._notifier.watchdog()
-            await asyncio.sleep(interval)

@@ -21,6 +21,7 @@ from governor.processes import kill_tree
 from governor.run_file.load import parse
 from governor.runs import explain
 from governor.version import __version__
+from states.at_work import Pause
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from governor.journal.runs_table import RunLine, RunRow
     from governor.messages import LoopTime, OutputPage, Prune, Pruned, ReadOutput, Reloaded, RunEvent
     from governor.runs.active_run import RunContext
+    from governor.runs.assignment import Waiting
     from governor.runs.run_governor import RunGovernor
 
 LIST_LIMIT: Final = 10_000
@@ -55,6 +57,9 @@ class DaemonState(Protocol):
     def is_stopping(self) -> bool: ...
     def dispatch(self) -> None:
         """A slot or a queued run may be available."""
+
+    def requeue(self, uid: str, left: asyncio.Event) -> None:
+        """Queues a run again once it has `left` its slot."""
 
     def require_room(self) -> None:
         """Raises NoRoom when the disk has no room for another run."""
@@ -199,17 +204,13 @@ class RunQueries:
 
     def _describe(self, row: RunLine, slots: str, by: dict[str, Any]) -> RunStatus:
         """A run that is not in work. `slots`: why some of them accept no run."""
-        damage = self.damage_of(row)
+        damage, waiting = self.damage_of(row), None
         if damage:
             state, waits_for = "damaged", f"an abort, or a journal that this daemon can read: {damage}"
         elif row.ended_at is not None:
             state, waits_for = "ended", "nothing"
-        elif row.uid in self._daemon.queue:
-            before = self._daemon.queue.position(row.uid)
-            state, waits_for = (
-                "queued",
-                f"a free slot ({before} run{'' if before == 1 else 's'} before it){slots}",
-            )
+        elif (waiting := self._daemon.queue.find(row.uid)) is not None:
+            state, waits_for = "queued", self._place_of(waiting) + slots
         else:
             state, waits_for = "interrupted", self._daemon.held.get(row.uid, "the next start of the daemon")
         return RunStatus(
@@ -224,10 +225,17 @@ class RunQueries:
             ended_at=row.ended_at,
             phases=row.phases or 0,
             metrics=row.metrics,
+            paused=waiting is not None and waiting.pause is not None,
             parent=row.parent,
             seconds=row.seconds,
             submitted_by=by,
         )
+
+    def _place_of(self, waiting: Waiting) -> str:
+        if waiting.pause is not None:
+            return Pause(since=0.0, reason=waiting.pause).waits_for(waiting.uid)
+        before = self._daemon.queue.position(waiting.uid)
+        return f"a free slot ({before} run{'' if before == 1 else 's'} before it)"
 
     # -- in threads --------------------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ from governor.runs.record.result import record_result
 from governor.runs.run_log import run_ended
 from governor.tasks.cluster import head
 from states import running
+from states.events import ContinueRequested, PauseRequested
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -135,6 +136,20 @@ class Recovery:
         self.held.clear()
         return taken
 
+    async def again(self, uid: str, runs_folder: Path, *, after: asyncio.Event) -> list[Waiting]:
+        """A run that was interrupted by itself, if it has not ended; read `after` it has left its slot."""
+        await after.wait()
+        row = await self._journal.read(partial(self._journal.run, uid))
+        if row is None or row.ended_at is not None:
+            return []
+        try:
+            self._records[uid] = await self._journal.read(partial(self._read, row))
+        except UNREADABLE as error:
+            self.damaged[uid] = damage_in(error)
+            log.error("run.damaged", run=uid, reason=self.damaged[uid])  # noqa: TRY400  # the reason is complete
+            return []
+        return await self._to_queue([uid], runs_folder)
+
     def _read_all(self) -> tuple[list[ProcessIdentity], list[int]]:
         """Reads the records, and finds the damaged ones; returns the identities and marks of all conductors. Blocks."""
         started: list[tuple[ProcessIdentity | None, int | None]] = []
@@ -167,6 +182,7 @@ class Recovery:
             incarnations=_last_incarnations(started),
             failed=failed,
             failure=failure,
+            pause=_paused(events),
         )
         how = Assignment.of(row, waiting).run.resume
         return _Record(
@@ -297,6 +313,13 @@ def _failed_phases(events: list[RunEvent], *, before: int) -> tuple[int, str]:
             failures[data["phase"]] = number + data["failures"], first or data.get("first_failure", "")
     lines = [running.failure_line(names.get(phase, ""), *failures[phase]) for phase in sorted(failures)]
     return len(lines), lines[0] if lines else ""
+
+
+def _paused(events: list[RunEvent]) -> str | None:
+    """The reason of a pause that has not ended."""
+    kinds = (PauseRequested.kind, ContinueRequested.kind)
+    last = next((event for event in reversed(events) if event.kind in kinds), None)
+    return None if last is None or last.kind != PauseRequested.kind else last.data.get("reason", "")
 
 
 def _last_incarnations(started: list[dict[str, Any]]) -> tuple[tuple[str, int], ...]:

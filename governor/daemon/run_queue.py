@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ class RunQueue:
         self._first = self._next = 0
         """The numbers of the run at the front, and of the next one at the back."""
         self._gaps: list[int] = []
+        self._paused: set[str] = set()
         self._promised = 0
 
     def __len__(self) -> int:
@@ -59,6 +61,7 @@ class RunQueue:
         if run.uid not in self._waiting:
             self._waiting[run.uid] = self._next, run
             self._next += 1
+            self._note(run)
 
     def put_back(self, run: Waiting) -> None:
         """Puts back at the front a run that was popped and could not begin."""
@@ -66,15 +69,31 @@ class RunQueue:
         self._first -= 1
         self._waiting[run.uid] = self._first, run
         self._waiting.move_to_end(run.uid, last=False)
+        self._note(run)
+
+    def _note(self, run: Waiting) -> None:
+        if run.pause is not None:
+            self._paused.add(run.uid)
 
     def first(self) -> Waiting | None:
-        """The next run, which stays in the queue, or None."""
-        return next(iter(self._waiting.values()))[1] if self._waiting else None
+        """The next run that is not paused, which stays in the queue, or None."""
+        return next((run for _, run in self._waiting.values() if run.pause is None), None)
+
+    def pause(self, uid: str, reason: str | None) -> None:
+        """Of a run in the queue, which keeps its place; None ends its pause."""
+        number, run = self._waiting[uid]
+        self._waiting[uid] = number, replace(run, pause=reason)
+        (self._paused.discard if reason is None else self._paused.add)(uid)
+
+    def find(self, uid: str) -> Waiting | None:
+        """A run in the queue."""
+        return self._waiting[uid][1] if uid in self._waiting else None
 
     def remove(self, uid: str) -> Waiting | None:
         number, run = self._waiting.pop(uid, (0, None))
         if run is None:
             return None
+        self._paused.discard(uid)
         insort(self._gaps, number)
         front = next(iter(self._waiting.values()))[0] if self._waiting else self._next
         del self._gaps[: bisect_left(self._gaps, front)]
@@ -90,9 +109,10 @@ class RunQueue:
         self._gaps.clear()
 
     def position(self, uid: str) -> int:
-        """The number of runs before it."""
+        """The number of runs before it, without those that are paused."""
         number = self._waiting[uid][0]
-        return number - self._first - bisect_left(self._gaps, number)
+        paused = sum(self._waiting[each][0] < number for each in self._paused)
+        return number - self._first - bisect_left(self._gaps, number) - paused
 
     def uids(self, limit: int | None = None) -> list[str]:
         """The first ones, up to `limit`."""
@@ -105,7 +125,10 @@ async def take(queue: RunQueue, journal: Journal, *, damaged: dict[str, str]) ->
     """
     while (waiting := queue.first()) is not None:
         found = await journal.read(partial(_read, journal, waiting))
-        if queue.remove(waiting.uid) is None:  # it was aborted meanwhile
+        if (taken := queue.remove(waiting.uid)) is None:  # it was aborted meanwhile
+            continue
+        if taken.pause is not None:
+            queue.put_back(taken)
             continue
         if not isinstance(found, str):
             return found

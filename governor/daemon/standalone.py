@@ -286,7 +286,7 @@ class _Host(Daemon):
     async def _abort(self, uid: str, reason: str) -> bool:
         """False for a run between queue and slot: it comes back to the queue."""
         try:
-            await self.api.abort(Abort(uid=uid, reason=reason), {})
+            await self.api.steering.abort(Abort(uid=uid, reason=reason), {})
         except AlreadyEnded:
             pass
         except TryAgain:  # it is ending

@@ -62,6 +62,12 @@ class SystemdNotifier:
     def stopping(self, status: str | None = None) -> bool:
         return self._send("STOPPING=1", *_status(status))
 
+    async def keep_watched(self) -> None:
+        """Feeds the watchdog until cancelled; returns at once where there is none."""
+        while self.watchdog_interval is not None:
+            self.watchdog()
+            await asyncio.sleep(self.watchdog_interval)
+
     def watchdog(self) -> bool:
         """Feeds the watchdog: send it from the event loop itself, so that a blocked loop is detected."""
         return self._send("WATCHDOG=1")

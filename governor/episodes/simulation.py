@@ -260,10 +260,10 @@ class Simulation:
         played = self._episodes + self._recorders.taken + self.replayed
         return played + self._user.asked_about + self.finalizer.progress
 
-    def resume(self) -> None:
-        """Ends a PAUSE."""
+    def pause(self, *, paused: bool) -> None:
+        """Whether no further episode begins."""
         with self._condition:
-            self._paused = False
+            self._paused = paused
             self._condition.notify_all()
 
     async def run(

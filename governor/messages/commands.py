@@ -361,6 +361,13 @@ class StopPartCommand(Message, frozen=True):
     reason: str
 
 
+class PausePartCommand(Message, frozen=True):
+    """Begin no further episode or task of this phase, or, without `paused`, go on. What runs is not touched."""
+
+    phase: int
+    paused: bool
+
+
 class Shutdown(Message, frozen=True):
     """Close and exit with 0 within `grace` seconds."""
 
@@ -371,7 +378,9 @@ class Ping(Message, frozen=True):
     """Liveness probe. The conductor's event loop answers it with `Alive`."""
 
 
-ConductorCommand: TypeAlias = StartSimulation | StartTasks | StopPartCommand | Shutdown | Ping
+ConductorCommand: TypeAlias = (
+    StartSimulation | StartTasks | PausePartCommand | StopPartCommand | Shutdown | Ping
+)
 
 
 def _section(kind: type[Section], data: object) -> Section:

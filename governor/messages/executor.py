@@ -54,6 +54,36 @@ class Abort(Message, frozen=True):
     reason: str = ""
 
 
+class Pause(Message, frozen=True):
+    """No further episode or task of the run begins, until `Continue`. `hard`: what runs is interrupted too, and done again then.
+    `dry_run`: changes nothing. Answered with `Changed`.
+    """
+
+    uid: str
+    reason: str = ""
+    hard: bool = False
+    dry_run: bool = False
+
+
+class Continue(Message, frozen=True):
+    """Ends a pause of the run, also one that a condition has asked for. Answered with `Changed`."""
+
+    uid: str
+    reason: str = ""
+    dry_run: bool = False
+
+
+class Changed(Message, frozen=True):
+    """The answer to a command about the run `uid`. `changed`: something is different now, or would be with `dry_run`; False: it was so
+    already. `state` of the run, before.
+    """
+
+    uid: str
+    changed: bool
+    state: str
+    dry_run: bool = False
+
+
 class Results(Message, frozen=True):
     """Answered with the parts of a `RunResult`, then `Done`. `so_far`: also of a run that has not ended."""
 
@@ -203,7 +233,7 @@ class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A run as `status` and `list` show it. `waits_for`: why it is waiting, in one line; `parent` is the run that it
     resumes; `limits` and `left` are set while it is in work. `stalled_since`: the time of its last progress, if that is longer ago than
-    its `stall_timeout`. `episodes_failed`, `tasks_failed`: of the current phase. `seconds` in work and `submitted_by` as of `RunResult`.
+    its `stall_timeout`. `paused` by a user. `episodes_failed`, `tasks_failed`: of the current phase. `seconds` in work and `submitted_by` as of `RunResult`.
     """
 
     uid: str
@@ -228,6 +258,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     conductors: tuple[ConductorStatus, ...] = ()
     parent: str | None = None
     stalled_since: float | None = None
+    paused: bool = False
     limits: tuple[LimitUse, ...] = ()
     seconds: float | None = None
     left: TimeLeft | None = None
@@ -321,6 +352,8 @@ ExecutorRequest: TypeAlias = (
     | GetStatus
     | ListRuns
     | Abort
+    | Pause
+    | Continue
     | Results
     | GetCurves
     | ListFailures
@@ -334,6 +367,7 @@ ExecutorRequest: TypeAlias = (
 ExecutorReply: TypeAlias = (
     Refused
     | Submitted
+    | Changed
     | Done
     | RunEvent
     | WatchEnd

@@ -32,6 +32,8 @@ KINDS: Final = (
     "run.restarted",
     "run.stalled",
     "run.abort_requested",
+    "run.pause_requested",
+    "run.continue_requested",
     "flow.requested",
     "phase.started",
     "phase.ended",
@@ -43,10 +45,12 @@ TASK_KINDS: Final = ("task.started", "task.attempt_ended", "task.ended")
 _RUN: Final = ("run", "run")
 _GROUPS: Final = ("run", "phases", "conductors", "runners")
 _MOMENTS: Final = {
-    "run.interrupted": ("interrupted", "the daemon went down"),
+    "run.interrupted": ("interrupted", "interrupted"),
     "run.restarted": ("restart", "the run began anew"),
     "run.stalled": ("stalled", "no progress"),
     "run.abort_requested": ("limit", "abort was asked for"),
+    "run.pause_requested": ("flow", "paused"),
+    "run.continue_requested": ("flow", "continued"),
 }
 
 

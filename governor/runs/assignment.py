@@ -31,7 +31,7 @@ def new_uid() -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
     """A run that waits for a slot, without its run file: there may be many. `worked`, `restarts_used`, `failed` and `failure` are as
-    in the plan.
+    in the plan. `pause`: the reason of one who has paused it, None if nobody has.
     """
 
     uid: str
@@ -41,6 +41,7 @@ class Waiting:
     incarnations: tuple[tuple[str, int], ...] = ()
     failed: int = 0
     failure: str = ""
+    pause: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

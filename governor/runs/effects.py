@@ -10,12 +10,20 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING, Final, cast
 
 from governor import logs
 from governor.episodes.rules.failures import CountedTasks
 from governor.errors import JournalError
-from governor.messages import EndedRuns, Refused, StartSimulation, StartTasks, StopPartCommand
+from governor.messages import (
+    EndedRuns,
+    PausePartCommand,
+    Refused,
+    StartSimulation,
+    StartTasks,
+    StopPartCommand,
+)
 from governor.runs.conductor_process import ConductorProcess
 from governor.runs.record.failures import attempts_of
 from governor.runs.record.result import figures_of, record_result
@@ -26,6 +34,7 @@ from states.effects import (
     Effect,
     EndPhase,
     EndRun,
+    PausePart,
     RemoveTraces,
     StartConductor,
     StartPart,
@@ -37,7 +46,7 @@ from states.effects import (
 from transport.errors import TransportError
 
 if TYPE_CHECKING:
-    from governor.messages import RunOutcome
+    from governor.messages import ConductorCommand, RunOutcome
     from governor.processes.process import ChildProcess
     from governor.runs.active_run import ActiveRun
 
@@ -54,6 +63,8 @@ class EffectRunner:
         self._run = run
         self._conductors: dict[str, ConductorProcess] = {}
         self._timers: dict[tuple[str, str], asyncio.TimerHandle] = {}
+        self._in_order: dict[tuple[str, int], asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Of each incarnation of a conductor: a pause waits for the command that begins what it pauses."""
 
     @property
     def processes(self) -> dict[str, ChildProcess]:
@@ -80,10 +91,8 @@ class EffectRunner:
                 self._stop_conductor(effect)
             case BeginPhase(phase=phase):
                 self._run.progress.enter_phase(phase)
-            case StartPart():
-                self._run.spawn(self._start_part(effect), f"begin.{effect.part}.{effect.phase}")
-            case StopPart():
-                self._run.spawn(self._stop_part(effect), f"end.{effect.part}.{effect.phase}")
+            case StartPart() | PausePart() | StopPart():
+                self._tell_part(effect)
             case WriteResult():
                 self._run.spawn(self._write_result(effect), "result")
             case RemoveTraces():
@@ -133,17 +142,36 @@ class EffectRunner:
 
     # -- phases ------------------------------------------------------------------------------------------------
 
+    def _tell_part(self, effect: StartPart | PausePart | StopPart) -> None:
+        place = f"{effect.part}.{effect.phase}"
+        match effect:
+            case StartPart():
+                self._run.spawn(self._start_part(effect), f"begin.{place}")
+            case PausePart():
+                self._run.spawn(self._pause_part(effect), f"pause.{place}")
+            case StopPart():
+                self._run.spawn(self._stop_part(effect), f"end.{place}")
+
     async def _start_part(self, effect: StartPart) -> None:
         run = self._run
-        try:
-            command = await asyncio.to_thread(self._command_of, effect)
-        except JournalError as error:
-            run.governor.journal_failed(error)
-            return
-        if isinstance(command, StartSimulation):
-            run.progress.enter_simulation(command.done)
-        else:
-            run.progress.enter_tasks(command)
+        async with self._in_order[effect.conductor, effect.incarnation]:
+            try:
+                command = await asyncio.to_thread(self._command_of, effect)
+            except JournalError as error:
+                run.governor.journal_failed(error)
+                return
+            if isinstance(command, StartSimulation):
+                run.progress.enter_simulation(command.done)
+            else:
+                run.progress.enter_tasks(command)
+            await self._command_part(effect, command)
+
+    async def _pause_part(self, effect: PausePart) -> None:
+        async with self._in_order[effect.conductor, effect.incarnation]:
+            await self._command_part(effect, PausePartCommand(phase=effect.phase, paused=effect.paused))
+
+    async def _command_part(self, effect: StartPart | PausePart, command: ConductorCommand) -> None:
+        run = self._run
         try:
             reply = await run.command(effect.conductor, effect.incarnation, command, seconds=COMMAND_SECONDS)
             reason = reply.message if isinstance(reply, Refused) else ""

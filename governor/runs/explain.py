@@ -16,6 +16,7 @@ from governor.episodes.rules.failures import allowed
 from governor.messages import ExplainedLine, RunEvent
 from governor.units import durations
 from states.amounts import amount
+from states.events import PauseRequested
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
     from governor.messages import LimitUse, RunStatus
     from governor.run_file.phase_model import Phase
 
-KINDS: Final = ("run.transition", "phase.started", "conductor.started", "conductor.ready", "conductor.exited")
+KINDS: Final = (
+    *("run.transition", "phase.started", "conductor.started", "conductor.ready", "conductor.exited"),
+    PauseRequested.kind,
+)
 """The kinds of events that `explain` needs."""
 MOST_NAMED: Final = 5
 _DEADLINES: Final = {
@@ -57,8 +61,8 @@ def explain(
     lines = [
         ExplainedLine(
             what=f"{status.state}: waits for {status.waits_for}",
-            since=_last(events, "run.transition"),
-            until=next(armed, None),
+            since=_last(events, PauseRequested.kind if status.paused else "run.transition"),
+            until=None if status.paused and status.state == "running" else next(armed, None),
         )
     ]
     if phase is not None and status.state == "running":

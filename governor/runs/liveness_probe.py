@@ -114,7 +114,8 @@ class LivenessProbe:
         state = self._run.state
         count = self._run.progress.changes + self._liveness.changes
         since = self._stall.since
-        match self._stall.check(count, at_work=isinstance(state, Running), counts=counts, now=now):
+        at_work = isinstance(state, Running) and state.pause is None
+        match self._stall.check(count, at_work=at_work, counts=counts, now=now):
             case "stalled":
                 detail = {"seconds": round(now - since, 3), "waits_for": state.waits_for}
                 log.warning("run.stalled", run=self._run.uid, **detail)

@@ -26,6 +26,7 @@ from governor.messages import (
 from governor.runs.time_left import Mark, Pace
 from governor.units import durations
 from states import Running
+from states.at_work import AtWork
 from states.base import RunInWork
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Progress:
         self.finalizing = ""
         """How far the file of the steps is, once all episodes have ended."""
         self._began = time.monotonic()
+        self._paused_at: float | None = None
         self._steps = 0
         self._pace = Pace()
         self._phase_began = self._began
@@ -107,8 +109,19 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Seconds in work, over all invocations of the daemon."""
-        return self._assignment.worked + time.monotonic() - self._began
+        """Seconds in work, without pauses, over all invocations of the daemon."""
+        until = time.monotonic() if self._paused_at is None else self._paused_at
+        return self._assignment.worked + until - self._began
+
+    def pause(self, at: float) -> None:
+        """The time stands still from monotonic second `at` on."""
+        self._paused_at = at
+
+    def go_on(self, at: float) -> None:
+        if self._paused_at is not None:
+            self._began += at - self._paused_at
+            self._phase_began += at - self._paused_at
+            self._paused_at = None
 
     def count(self, event: Recorded) -> None:
         """Episodes of an evaluation are not among the `episodes` of a phase; after an attempt another one may follow. How far a file
@@ -194,6 +207,7 @@ def status_of(run: ActiveRun, known: RunStatus, marked: Mapping[int, Sequence[in
             for name, allowed in section.limits.amounts
         ),
         seconds=progress.seconds,
-        left=progress.left if isinstance(state, Running) else None,
+        left=progress.left if isinstance(state, Running) and state.pause is None else None,
+        paused=isinstance(state, AtWork) and state.pause is not None,
         stalled_since=None if stalled is None else clock.wall() - stalled,
     )

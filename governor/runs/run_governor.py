@@ -16,13 +16,13 @@ import time
 import uuid
 from collections import deque
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from governor import logs
 from governor.errors import JournalError, TryAgain
 from governor.runs.active_run import ActiveRun
 from governor.runs.progress import status_of
+from governor.runs.quarantine import Quarantine
 from governor.runs.record.event_log import entries
 from states import Dropped, Pristine, Rejected, Running, State, Step, advance
 from states.at_work import AtWork
@@ -31,8 +31,10 @@ from states.events import (
     AbortRequested,
     ConductorExited,
     ConductorReady,
+    ContinueRequested,
     Event,
     PartEnded,
+    PauseRequested,
     ProcessesGone,
     RunAssigned,
     StopRequested,
@@ -41,7 +43,7 @@ from states.finalizing import Finalizing
 from states.stopping import Stopping
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from governor.journal.tables import Transaction
     from governor.messages import FlowControl, RunStatus, Until
@@ -81,6 +83,7 @@ class RunGovernor:
         self._active: ActiveRun | None = None
         self._in_work = AsyncExitStack()
         self._assigning = asyncio.Lock()
+        self._released = asyncio.Event()
         self._quarantine = Quarantine(self.uid, self.post)
 
     def __repr__(self) -> str:
@@ -220,8 +223,21 @@ class RunGovernor:
 
     async def abort(self, uid: str, reason: str, *, by: Mapping[str, Any] | None = None) -> None:
         """Ends the run as `aborted`; `by` is recorded. Raises TryAgain when it is ending already."""
+        event = AbortRequested(uid, time.monotonic(), reason=reason or "aborted by request")
+        await self._command(event, by)
+
+    async def pause(
+        self, uid: str, reason: str, *, hard: bool = False, by: Mapping[str, Any] | None = None
+    ) -> None:
+        """Begins nothing further of the run; `hard`: interrupts it. Raises TryAgain when it is ending, or paused already."""
+        await self._command(PauseRequested(uid, time.monotonic(), reason=reason, hard=hard), by)
+
+    async def go_on(self, uid: str, reason: str, *, by: Mapping[str, Any] | None = None) -> None:
+        """Ends a pause. Raises TryAgain when the run is not paused."""
+        await self._command(ContinueRequested(uid, time.monotonic(), reason=reason), by)
+
+    async def _command(self, event: Event, by: Mapping[str, Any] | None) -> None:
         async with self._assigning:  # a run that is being assigned now is in work then
-            event = AbortRequested(uid, time.monotonic(), reason=reason or "aborted by request")
             asked = self.post(event, {"by": dict(by)} if by else None)
         await asked
 
@@ -308,6 +324,10 @@ class RunGovernor:
             self._active.log.stepped(before, event, step)
         if isinstance(event, PROGRESS_EVENTS) and self._active is not None:
             self._active.progress.changes += 1
+        if isinstance(event, PauseRequested) and self._active is not None:
+            self._active.progress.pause(event.at)
+        if isinstance(event, ContinueRequested) and self._active is not None:
+            self._active.progress.go_on(event.at)
         if isinstance(event, ConductorExited) and isinstance(before, AtWork) and not self.stopping:
             asked = before.conductors[event.conductor].replacing
             self.dead_children.extend([] if asked else [event.conductor])
@@ -349,48 +369,14 @@ class RunGovernor:
     async def _release(self) -> None:
         await self._in_work.aclose()
         self._active = None
+        self._released.set()
+        self._released = asyncio.Event()
+
+    @property
+    def released(self) -> asyncio.Event:
+        """Set when the run in work has left the slot."""
+        return self._released
 
     def _processes(self, kind: str) -> dict[str, ChildProcess]:
         processes = self._active.effects.processes if self._active else {}
         return {name: child for name, child in processes.items() if name.partition(".")[0] == kind}
-
-
-class Quarantine:
-    """If a process survives SIGKILL when its run ends, the slot accepts no new run until that process is gone. `post`
-    receives the events that report it.
-
-    A process in uninterruptible sleep, or whose exit a tracer delays, dies of the pending SIGKILL as soon as it can.
-    """
-
-    def __init__(self, slot: str, post: Callable[[Event], object]) -> None:
-        self._slot = slot
-        self._post = post
-        self._exits: set[asyncio.Task[None]] = set()
-
-    def begin(
-        self, run: str, pids: Collection[int], exits: Mapping[asyncio.Task[None], Collection[int]]
-    ) -> None:
-        """`exits`: tasks that end when the processes of their pids are gone; those of `pids` that no task has are
-        gone already.
-        """
-        log.error("slot.quarantined", slot=self._slot, run=run, pids=list(pids))
-        awaited = {pid for of_task in exits.values() for pid in of_task}
-        if already := tuple(pid for pid in pids if pid not in awaited):
-            self._report_gone(run, already)
-        for exit_task, of_task in exits.items():
-            self._exits.add(exit_task)
-            exit_task.add_done_callback(partial(self._exited, run, tuple(of_task)))
-
-    async def aclose(self) -> None:
-        """Stops waiting."""
-        for exit_task in self._exits:
-            exit_task.cancel()
-        await asyncio.gather(*self._exits, return_exceptions=True)
-
-    def _exited(self, run: str, pids: tuple[int, ...], exit_task: asyncio.Task[None]) -> None:
-        self._exits.discard(exit_task)
-        if not exit_task.cancelled() and exit_task.exception() is None:
-            self._report_gone(run, pids)
-
-    def _report_gone(self, run: str, pids: tuple[int, ...]) -> None:
-        self._post(ProcessesGone(run=run, at=time.monotonic(), pids=pids))

@@ -55,7 +55,7 @@ class CheckedMachine:
         self.removals = 0
         self.traces_gone = False
         self.durable = self.durable_at_removal = None
-        self.stop_taken = self.abort_taken = self.stalled = False
+        self.stop_taken = self.abort_taken = self.hard_pause_taken = self.stalled = False
         self.phase = None  # (index, began, ended)
         self.phases_ended: list[int] = []
         self.parts_ended: set[tuple[int, str]] = set()
@@ -98,6 +98,8 @@ class CheckedMachine:
                 self.stop_taken = True
             case e.AbortRequested():
                 self.abort_taken = True
+            case e.PauseRequested():
+                self.hard_pause_taken |= event.hard
             case e.PartEnded() if before.name == "running":
                 assert (event.phase, event.part) not in self.parts_ended, "a part ended twice"
                 self.parts_ended.add((event.phase, event.part))
@@ -112,6 +114,7 @@ class CheckedMachine:
             effects.StopConductor: self._stop,
             effects.StartPart: self._start_part,
             effects.StopPart: self.to_end.append,
+            effects.PausePart: self._pause_part,
             effects.Wake: self._wake,
             effects.BeginPhase: self._begin_phase,
             effects.EndPhase: self._end_phase,
@@ -141,7 +144,13 @@ class CheckedMachine:
         assert (effect.phase, effect.part) not in self.parts_ended, "done twice"
         assert self.processes[effect.conductor, effect.incarnation].reported_ready
         assert self.phase == effect.phase
+        assert self.state.pause is None, "begun while it is paused"
         self.to_begin.append(effect)
+
+    def _pause_part(self, effect):
+        assert (effect.phase, effect.part) not in self.parts_ended
+        assert self.processes[effect.conductor, effect.incarnation].reported_ready
+        assert effect.paused == (self.state.pause is not None)
 
     def _wake(self, effect):
         self.timers[effect.name, effect.conductor] = effect
@@ -173,13 +182,13 @@ class CheckedMachine:
         assert self.plan is not None, "a run ended twice"
         assert effect.outcome == self.durable_at_removal, "what is durable counts"
         if effect.outcome is None:
-            assert self.stop_taken or self.overdue == 2, "a run without an outcome"
+            assert self.stop_taken or self.hard_pause_taken or self.overdue == 2, "a run without an outcome"
         alive = {process.pid for process in self.processes.values() if process.is_alive}
         assert alive <= set(effect.stuck), f"left alive and not named: {alive - set(effect.stuck)}"
         assert set(effect.stuck) <= {process.pid for process in self.processes.values()}
         assert self.state == Pristine(shutdown=self.stop_taken, stuck=effect.stuck)
         self.stuck_processes = list(effect.stuck)
-        assert self.phase is None or self.stop_taken or self.phase in self.phases_ended
+        assert self.phase in (None, *self.phases_ended) or self.stop_taken or self.hard_pause_taken
         self.sent = [*self.sent[-20:], *self.mail]
         self.mail.clear()
         self._forget()

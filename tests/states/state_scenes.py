@@ -38,6 +38,14 @@ def abort(reason="enough", *, at=0.0, run="r1"):
     return e.AbortRequested(run=run, at=at, reason=reason)
 
 
+def pause(reason="a guest", *, hard=False, at=0.0, run="r1"):
+    return e.PauseRequested(run=run, at=at, reason=reason, hard=hard)
+
+
+def go_on(*, at=0.0, run="r1"):
+    return e.ContinueRequested(run=run, at=at)
+
+
 def stop(reason="going down", *, urgent=False, at=0.0, run="r1"):
     return e.StopRequested(run=run, at=at, reason=reason, urgent=urgent)
 

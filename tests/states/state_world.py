@@ -208,12 +208,21 @@ class World(CheckedMachine):
         self.send(e.RunAssigned(run=plan.uid, at=self.now, plan=plan))
 
     def abort(self):
-        self.inbox.append(
-            self._event(e.AbortRequested, reason="enough") if self.plan else self._stray_abort()
-        )
+        self._command(e.AbortRequested, reason="enough")
 
-    def _stray_abort(self):
-        return e.AbortRequested(run=f"r{self.runs}", at=self.now, reason="enough")
+    def pause(self, *, hard=False):
+        self._command(e.PauseRequested, reason="a guest", hard=hard)
+
+    def go_on(self):
+        self._command(e.ContinueRequested)
+
+    @property
+    def is_paused(self):
+        return getattr(self.state, "pause", None) is not None
+
+    def _command(self, kind, **data):
+        """Of the last run, if none is in work."""
+        self.inbox.append(kind(run=f"r{self.runs}", at=self.now, **data))
 
     def stop(self, *, urgent):
         uid = self.plan.uid if self.plan else ""

@@ -69,6 +69,8 @@ def run_to_the_end(world, mood):
     while world.plan is not None or world.inbox:
         took["steps"] += 1
         assert took["steps"] <= BOUND, f"no end in sight: {world.state.waits_for}, {took}"
+        if world.is_paused:
+            world.go_on()
         while world.inbox or world.mail:
             took["events"] += 1
             assert took["events"] <= BOUND, f"endless: {world.state.waits_for}, {took}"
@@ -121,7 +123,9 @@ class LongSequence:
         if isinstance(state, Pristine) and not (state.shutdown or state.stuck):
             world.assign(self.plan())
         elif self.chance(self.command):
-            pick([world.abort, world.abort, lambda: world.stop(urgent=self.chance(0.5))])()
+            stop = lambda: world.stop(urgent=self.chance(0.5))  # noqa: E731
+            pause = lambda: world.pause(hard=self.chance(0.2))  # noqa: E731
+            pick([world.abort, world.abort, stop, pause, pause, world.go_on, world.go_on, world.go_on])()
         elif world.sent and self.chance(0.05):
             world.send_again(self.random.randrange(len(world.sent)))
         elif world.mail and self.chance(self.lag):
@@ -236,6 +240,14 @@ class RandomEvents(RuleBasedStateMachine):
     @rule()
     def abort(self):
         self.world.abort()
+
+    @rule(hard=st.sampled_from([False, False, True]))
+    def pause(self, hard):
+        self.world.pause(hard=hard)
+
+    @rule()
+    def go_on(self):
+        self.world.go_on()
 
     @rule(urgent=st.booleans())
     def stop(self, urgent):

@@ -28,11 +28,13 @@ from tests.states.state_scenes import (
     failed_report,
     finalizing,
     folder_lost,
+    go_on,
     gone_at_last,
     moved,
     not_taken,
     not_written,
     passed,
+    pause,
     ready,
     removed,
     running,
@@ -89,6 +91,7 @@ def states():
         "running, tasks on the way back when the phase was to end",
         after(running(phase=1), asked("SHUTDOWN", phase=1), exited(TASKS), ended("simulation", 1)),
     )
+    yield from paused_states()
     yield "running, to be restarted", after(running(replace(STALLS, on_stall="restart")), stalled())
     yield "running, to fail of a stall", running(replace(STALLS, on_stall="fail")).state
     yield (
@@ -118,6 +121,20 @@ def states():
     yield "stopping, past the deadline", after(stopping(), passed("stop"))
 
 
+def paused_states():
+    yield "starting, paused", after(starting(LIMITED), pause())
+    yield "running, paused", after(running(LIMITED, phase=1), pause())
+    yield "running, paused before a phase", after(running(), pause(), ended("simulation"))
+    yield (
+        "running, paused when the last phase was to end",
+        after(
+            *(running(phase=1), asked("SHUTDOWN", phase=1), pause(), exited(TASKS), ended("simulation", 1)),
+            ready(TASKS, 2),
+        ),
+    )
+    yield "stopping, paused hard", after(running(phase=1), pause(hard=True))
+
+
 STATES = dict(states())
 
 
@@ -125,7 +142,7 @@ def sent():
     """Every event in its variants, all of run r1; another run's are made of them."""
     yield assigned(PLAN)
     yield assigned(replace(PLAN, uid="r2", first_phase=2, restarts=0))
-    yield from (abort(), abort(""), stop(), stop(urgent=True))
+    yield from (abort(), abort(""), stop(), stop(urgent=True), pause(), pause(hard=True), go_on())
     for name in DEADLINES:
         yield passed(name, at=1000)
         yield from (passed(name, conductor, n) for conductor in NAMES for n in (1, 2))

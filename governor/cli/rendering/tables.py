@@ -170,7 +170,7 @@ def runs(found: RunList) -> RenderableType:
     for run in found.runs:
         took = _took(run.seconds, run.started_at, run.ended_at)
         submitted = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.submitted_at))
-        state = _outcome(run.outcome) if run.outcome else Text(clean(run.state))
+        state = _outcome(run.outcome) if run.outcome else Text(clean(_state(run)))
         parent = [run.parent or "-"] if resumes else []
         _row(table, run.uid, run.name, state, submitted, took, *parent, run.reason)
     return table
@@ -183,6 +183,10 @@ def _took(seconds: float | None, started_at: float | None, ended_at: float | Non
     return "-" if seconds is None else durations.text(max(seconds, 0))
 
 
+def _state(run: RunStatus) -> str:
+    return "paused" if run.paused else run.state
+
+
 def _runs(found: Sequence[RunStatus]) -> TableColumns:
     table = TableColumns("run", "name", "state", "phase", "episodes", "tasks", "return", "waits for")
     for run in found:
@@ -192,7 +196,7 @@ def _runs(found: Sequence[RunStatus]) -> TableColumns:
             table,
             run.uid,
             run.name,
-            _outcome(run.outcome) if run.outcome else run.state,
+            _outcome(run.outcome) if run.outcome else _state(run),
             phase,
             _of(run.episodes_ended, run.episodes_total),
             _of(run.tasks_ended, run.tasks_total),

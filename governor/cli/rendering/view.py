@@ -50,6 +50,8 @@ class RunView:
     names: dict[int, str] = field(default_factory=dict)
     parent: str | None = None
     stalled: bool = False
+    paused: bool = False
+    """By a user."""
     finalizing: str = ""
     """How far the file of the steps is, once all episodes have ended."""
     earlier: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -91,6 +93,10 @@ class RunView:
                 self.state = data.get("to", self.state)
                 self.stalled = False
                 self.finalizing = ""
+            case "run.pause_requested" | "run.continue_requested":
+                self.paused = event.kind == "run.pause_requested"
+            case "run.assigned":
+                self.paused = False
             case "run.stalled" | "run.moved":
                 self.stalled = event.kind == "run.stalled"
             case "conductor.started":
@@ -136,6 +142,8 @@ class RunView:
     def _awaited(self) -> str:  # noqa: PLR0911  # one return for each cause, the strongest first
         if self.outcome is not None:
             return ""
+        if self.paused and self.state in {"pristine", "starting", "running"}:
+            return f"`governor continue {self.uid}`"
         if self.state == "pristine":
             return "a free slot"
         if self.starting:

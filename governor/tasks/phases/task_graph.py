@@ -72,7 +72,8 @@ class PhaseTasks(BatchListener):
         self._limits = limits
         self._reports: deque[ConductorEvent] = deque()
         self._to_report = asyncio.Event()
-        self._paused = False
+        self._is_full = self._is_paused = False
+        """Why no task begins: too many events wait to be reported; somebody has paused the phase."""
         self._has_begun = False
         self._stopped: str | None = None
         """Why it was stopped before it had begun."""
@@ -128,6 +129,8 @@ class PhaseTasks(BatchListener):
         finally:
             self._is_over = True
             self._reports.clear()
+            self._is_full = self._is_paused = False
+            self._pause_engine()  # others use it too
 
     async def _report_all(self) -> None:
         while True:
@@ -150,6 +153,12 @@ class PhaseTasks(BatchListener):
             self._stopped = reason
             return
         self._engine.cancel(self.phase, reason=reason or "the phase was stopped")
+        self.pause(paused=False)  # what follows cancelled tasks ends too
+
+    def pause(self, *, paused: bool) -> None:
+        """Whether no further task begins; what runners have got already goes on."""
+        self._is_paused = paused
+        self._pause_engine()
 
     # -- BatchListener --------------------------------------------------------------------------------------
 
@@ -220,8 +229,9 @@ class PhaseTasks(BatchListener):
         batch = [self._reports.popleft() for _ in range(min(len(self._reports), REPORTS_AT_ONCE))]
         if not self._reports:
             self._to_report.clear()
-        if self._paused and len(self._reports) < REPORTS_WAITING // 2:
-            self._pause(paused=False)
+        if self._is_full and len(self._reports) < REPORTS_WAITING // 2:
+            self._is_full = False
+            self._pause_engine()
         return batch
 
     def _queue_report(self, event: ConductorEvent) -> None:
@@ -229,12 +239,12 @@ class PhaseTasks(BatchListener):
             return
         self._reports += (*self._tracebacks.texts(), event)
         self._to_report.set()
-        if len(self._reports) >= REPORTS_WAITING and not self._paused:
-            self._pause(paused=True)
+        if len(self._reports) >= REPORTS_WAITING and not self._is_full:
+            self._is_full = True
+            self._pause_engine()
 
-    def _pause(self, *, paused: bool) -> None:
-        self._paused = paused
-        self._engine.pause(paused=paused)
+    def _pause_engine(self) -> None:
+        self._engine.pause(paused=self._is_full or self._is_paused)
 
 
 def results_needed(command: StartTasks, uid: str) -> dict[str, dict[int, Input]]:

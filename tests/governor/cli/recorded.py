@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from governor.executor import Watching
 from governor.messages import (
     ConductorStatus,
     PhaseResult,
@@ -14,6 +13,7 @@ from governor.messages import (
     TaskRecord,
     WatchEnd,
 )
+from governor.watching import Watching
 
 EPISODE = {"worker": 0, "seed": 1, "steps": 6, "seconds": 0.0125, "reason": ""}
 KINDS = [

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from governor.cli import ask, cli
-from governor.messages import RunCounts, RunList
+from governor.messages import Changed, RunCounts, RunList
 from tests.governor.cli.recorded import REPORT, STATUS
 
 QUEUED = tuple(msgspec.structs.replace(STATUS, uid=f"q{number}", state="queued") for number in range(3))
@@ -29,6 +29,12 @@ class Daemon:
 
     async def status(self, uid=None):
         return self.answers["report"]
+
+    async def pause(self, *given, **named):
+        self.asked.append((given, named))
+        return self.answers["changed"]
+
+    continue_ = pause
 
 
 def answer(monkeypatch, daemon, *arguments):
@@ -70,3 +76,40 @@ def test_status_counts_all_runs_and_shows_the_first_ones(monkeypatch, counts, li
 
 def test_an_older_daemon_counts_nothing(monkeypatch):
     assert "in work" not in answer(monkeypatch, Daemon(report=REPORT), "status").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked", "answers"),
+    [
+        (
+            ["pause", "q1", "--hard", "--reason", "lunch"],
+            (("q1", "lunch"), {"hard": True, "dry_run": False}),
+            ("run q1 is paused", "run q1 is paused already"),
+        ),
+        (["continue", "q1"], (("q1", ""), {"dry_run": False}), ("run q1 goes on", "run q1 is not paused")),
+    ],
+)
+def test_a_verb_says_what_has_changed(monkeypatch, arguments, asked, answers):
+    for changed, text in zip((True, False), answers, strict=True):
+        daemon = Daemon(changed=Changed(uid="q1", changed=changed, state="running"))
+        done = answer(monkeypatch, daemon, *arguments)
+        assert (done.exit_code, done.output, daemon.asked) == (0, f"{text}\n", [asked])
+        done = answer(monkeypatch, daemon, *arguments, "--json")
+        assert json.loads(done.output)["changed"] is changed
+
+
+@pytest.mark.parametrize("verb", ["pause", "continue"])
+def test_a_dry_run_says_what_would_change(monkeypatch, verb):
+    daemon = Daemon(changed=Changed(uid="q1", changed=True, state="running", dry_run=True))
+    done = answer(monkeypatch, daemon, verb, "q1", "--dry-run")
+    assert daemon.asked[-1][1]["dry_run"]
+    assert done.output == "run q1 is running: that would change it\n"
+
+
+def test_a_paused_run_is_shown_as_paused(monkeypatch):
+    paused = msgspec.structs.replace(QUEUED[0], paused=True)
+    done = answer(monkeypatch, Daemon(page=RunList(runs=(paused, QUEUED[1]))), "list")
+    assert [("paused" in line, "queued" in line) for line in done.output.splitlines()[-2:]] == [
+        (True, False),
+        (False, True),
+    ]

@@ -47,6 +47,25 @@ def test_first_come_first_served_and_what_could_not_begin_is_first_again():
     assert queue.uids() == ["a", "b", "c"]
 
 
+def test_a_paused_run_keeps_its_place_and_others_pass_it():
+    queue = RunQueue(limit=3)
+    for uid in ("a", "b", "c"):
+        queue.append(waits(uid))
+    queue.pause("a", "a guest")
+    assert (queue.first().uid, queue.position("b"), queue.position("c")) == ("b", 0, 1)
+    assert (queue.find("a").pause, queue.find("b").pause, queue.find("x")) == ("a guest", None, None)
+    assert (len(queue), queue.uids()) == (3, ["a", "b", "c"])
+    queue.pause("b", "")
+    queue.pause("c", "")
+    assert queue.first() is None
+    queue.pause("a", None)
+    assert (queue.first(), queue.position("c")) == (waits("a"), 1)
+    assert queue.remove("b").pause == ""
+    queue.append(waits("d", pause="as it was recorded"))
+    queue.append(waits("e"))
+    assert queue.position("e") == 1
+
+
 @given(
     st.lists(
         st.tuples(st.sampled_from(["append", "put_back", "first", "remove"]), st.sampled_from("abcdefgh"))

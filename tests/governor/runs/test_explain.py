@@ -57,6 +57,12 @@ def test_a_run_that_is_not_in_work_takes_one_line():
     assert explained(status("interrupted")) == [("interrupted: waits for it", None, None)]
 
 
+def test_of_a_paused_run_it_is_told_since_when_and_no_clock_runs():
+    events = [event(1, "run.transition"), event(2, "run.pause_requested")]
+    [line, *_] = explained(status("running", paused=True), *events, deadlines={("wall_clock", ""): 99.0})
+    assert line == ("running: waits for it", 20.0, None)
+
+
 def test_a_start_names_the_conductors_that_are_not_ready_and_its_deadline():
     crew = (conductor("tasks", "ready"), conductor("simulation", "starting", 2))
     events = [

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from governor.runs.run_governor import Quarantine
+from governor.runs.quarantine import Quarantine
 
 
 @pytest.fixture

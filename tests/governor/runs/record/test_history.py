@@ -27,6 +27,15 @@ def died(at=0.0):
     return ("run.interrupted", {"died": True, "at": at})
 
 
+def paused(at):
+    return ("run.pause_requested", {"at": at})
+
+
+def went_on(at):
+    return ("run.continue_requested", {"at": at})
+
+
+QUEUED = (("run.pause_requested", {"by": "api"}), ("run.continue_requested", {"by": "api"}))
 STOPPED = ("run.interrupted", {"reason": "going down"})
 
 
@@ -50,6 +59,11 @@ def test_what_it_has_inherited_is_no_time_of_its_own():
         ([assigned(10.0), exited(14.0), died(at=3.0)], 4.0),  # a last beat before its last event
         ([assigned(10.0), died(at=16.0), assigned(900.0), exited(901.0)], 7.0),
         ([assigned(1000.0), died(at=1006.0), assigned(5.0), exited(6.0)], 7.0),  # after a reboot
+        ([assigned(10.0), paused(12.0), went_on(20.0), exited(21.0)], 3.0),
+        ([assigned(10.0), paused(12.0), exited(14.0), went_on(20.0), exited(21.0), paused(22.0)], 4.0),
+        ([assigned(10.0), paused(12.0), exited(15.0)], 2.0),
+        ([assigned(10.0), paused(12.0), died(at=16.0), QUEUED[1], assigned(5.0), exited(6.0)], 3.0),
+        ([assigned(10.0), exited(12.0), STOPPED, *QUEUED, assigned(40.0)], 2.0),
     ],
 )
 def test_time_in_work_is_that_of_all_invocations_and_none_between_them(events, worked):

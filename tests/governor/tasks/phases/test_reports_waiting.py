@@ -1,4 +1,4 @@
-"""A task phase whose governor does not take reports for a while."""
+"""A task phase whose governor does not take reports for a while, and one that a user has paused."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ async def test_no_task_begins_while_too_many_ends_wait_for_the_governor(harness,
 
     def ended(record, payload):
         run_ended(record, payload)
-        if phase._paused and not harness.engine._core.batches[phase.phase].at_work:
+        if phase._is_full and not harness.engine._core.batches[phase.phase].at_work:
             idle.set()
 
     link.report_all, phase.run_ended = once_back, ended
@@ -36,3 +36,53 @@ async def test_no_task_begins_while_too_many_ends_wait_for_the_governor(harness,
         back.set()
         await running
     assert len([event for event in link.events if isinstance(event, TaskEnded)]) == 5_000
+
+
+async def test_no_task_begins_while_the_phase_is_paused_and_what_follows_ends_with_it(harness, task):
+    phase, link = harness.phase(task("many", "nothing", repeat=5_000), task("after", "nothing", "many"))
+    begun, idle, run_ended = asyncio.Event(), asyncio.Event(), phase.run_ended
+
+    def ended(record, payload):
+        run_ended(record, payload)
+        begun.set()
+        if not harness.engine._core.batches[phase.phase].at_work:
+            idle.set()
+
+    phase.run_ended = ended
+    phase.begin()
+    running = asyncio.create_task(phase.run())
+    async with asyncio.timeout(30):
+        await begun.wait()
+        phase.pause(paused=True)
+        idle.clear()
+        if harness.engine._core.batches[phase.phase].at_work:
+            await idle.wait()
+        left = harness.engine._core.ready.waiting(())
+        assert left > 500
+        phase.pause(paused=False)
+        await running
+    assert len([event for event in link.events if isinstance(event, TaskEnded)]) == 5_001
+
+
+async def test_a_phase_that_is_stopped_in_a_pause_ends_and_the_next_one_begins(harness, task):
+    phase, _ = harness.phase(task("many", "nothing", repeat=2_000), task("after", "nothing", "many"))
+    phase.begin()
+    phase.pause(paused=True)
+    phase.stop("enough")
+    async with asyncio.timeout(30):
+        await phase.run()
+    result = await harness.run(task("next", "nothing"))
+    assert result["next"].outcome == "succeeded"
+
+
+async def test_a_phase_whose_last_task_ends_in_a_pause_leaves_none_behind(harness, task):
+    phase, _ = harness.phase(task("one", "nothing"))
+    phase.begin()
+    running = asyncio.create_task(phase.run())
+    phase.pause(paused=True)
+    if harness.engine._core.ready.waiting(()):  # it has not begun
+        phase.pause(paused=False)
+    async with asyncio.timeout(30):
+        await running
+    result = await harness.run(task("next", "nothing"))
+    assert result["next"].outcome == "succeeded"

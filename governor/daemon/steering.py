@@ -1,0 +1,200 @@
+"""What is asked of a run that has not ended: `abort`, `pause`, `continue`. Of a run in a slot its state machine answers; one in the
+queue is changed here, in its record first.
+
+Rule: each verb may be sent again. What is so already is answered with ``changed`` False, and not recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from governor import logs
+from governor.daemon.damage import UNREADABLE, damage_in
+from governor.errors import AlreadyEnded, TryAgain, UsageError
+from governor.messages import Changed, Done
+from governor.runs.assignment import Assignment
+from governor.runs.record.result import record_result, result_of_damaged
+from governor.runs.run_log import run_ended
+from states import Running
+from states.at_work import AtWork
+from states.events import ContinueRequested, PauseRequested
+
+if TYPE_CHECKING:
+    from governor.daemon.queries import DaemonState, RunQueries
+    from governor.journal.journal import Journal
+    from governor.journal.runs_table import RunLine, RunRow
+    from governor.messages import Abort, Continue, Pause, RunResult
+    from governor.runs.active_run import RunContext
+    from governor.runs.assignment import Waiting
+    from governor.runs.run_governor import RunGovernor
+    from states.events import Event
+
+BY: Final = "api"
+
+log = logs.get_logger()
+
+
+class Steering:
+    def __init__(self, *, daemon: DaemonState, context: RunContext, queries: RunQueries) -> None:
+        self._daemon = daemon
+        self._context = context
+        self._journal: Journal = context.journal
+        self._queries = queries
+
+    async def pause(self, asked: Pause, by: dict[str, Any]) -> Changed:
+        """Raises NoSuchRun, AlreadyEnded, TryAgain, UsageError for a hard pause of a run that may not go on after it."""
+        row = await self._unended(asked.uid)
+        if (governor := self._queries.governor_of(row.uid)) is not None:
+            state = _at_work(governor, row.uid)
+            run = governor.experiment_run
+            if asked.hard and run is not None and run.resume == "never":
+                raise UsageError(
+                    f"run {row.uid} can't be interrupted: its run file says resume: never; pause it without --hard"
+                )
+            changed = asked.hard or state.pause is None
+            if changed and not asked.dry_run:
+                self._log(PauseRequested.kind, row, asked.reason, by, hard=asked.hard)
+                left = governor.released
+                await governor.pause(row.uid, asked.reason, hard=asked.hard, by=by)
+                if asked.hard:
+                    self._daemon.requeue(row.uid, left)
+            return Changed(uid=row.uid, changed=changed, state=state.name, dry_run=asked.dry_run)
+        waiting = await self._queued(row)
+        changed = waiting.pause is None
+        if changed and not asked.dry_run:
+            self._log(PauseRequested.kind, row, asked.reason, by, hard=asked.hard)
+            event = PauseRequested(row.uid, time.monotonic(), reason=asked.reason, hard=asked.hard)
+            await self._change_queued(event, asked.reason, by)
+        return Changed(uid=row.uid, changed=changed, state="queued", dry_run=asked.dry_run)
+
+    async def go_on(self, asked: Continue, by: dict[str, Any]) -> Changed:
+        """Raises NoSuchRun, AlreadyEnded, TryAgain."""
+        row = await self._unended(asked.uid)
+        if (governor := self._queries.governor_of(row.uid)) is not None:
+            state = _at_work(governor, row.uid)
+            changed = state.pause is not None or (isinstance(state, Running) and bool(state.paused))
+            if changed and not asked.dry_run:
+                self._log(ContinueRequested.kind, row, asked.reason, by)
+                await governor.go_on(row.uid, asked.reason, by=by)
+            return Changed(uid=row.uid, changed=changed, state=state.name, dry_run=asked.dry_run)
+        waiting = await self._queued(row)
+        changed = waiting.pause is not None
+        if changed and not asked.dry_run:
+            self._log(ContinueRequested.kind, row, asked.reason, by)
+            event = ContinueRequested(row.uid, time.monotonic(), reason=asked.reason)
+            await self._change_queued(event, None, by)
+        return Changed(uid=row.uid, changed=changed, state="queued", dry_run=asked.dry_run)
+
+    async def _unended(self, uid: str) -> RunRow:
+        row: RunRow = await self._journal.read(partial(self._queries.find_row, uid))
+        if damage := self._refuse_ended(row):
+            raise TryAgain(f"run {row.uid} can only be aborted: its record is damaged ({damage})")
+        return row
+
+    async def _queued(self, row: RunRow) -> Waiting:
+        """Raises TryAgain for one that is on its way from the queue to a slot, or back."""
+        if (waiting := self._daemon.queue.find(row.uid)) is not None:
+            return waiting
+        self._refuse_ended(await self._journal.read(partial(self._queries.find, row.uid)))
+        why = self._daemon.held.get(row.uid)
+        raise TryAgain(
+            f"run {row.uid} waits for {why}" if why else f"run {row.uid} is between queue and slot, try again"
+        )
+
+    async def _change_queued(self, event: Event, pause: str | None, by: dict[str, Any]) -> None:
+        """A paused run does not leave the queue while that is being recorded."""
+        queue, uid = self._daemon.queue, event.run
+        # without its time: seconds in work are not counted in the queue
+        data = {
+            name: getattr(event, name) for name in event.__dataclass_fields__ if name not in {"run", "at"}
+        }
+        if pause is not None:
+            queue.pause(uid, pause)
+        try:
+            await self._journal.write(
+                lambda transaction: transaction.event(uid, event.kind, {**data, "by": BY, "who": by})
+            )
+        except BaseException:
+            if pause is not None and uid in queue:
+                queue.pause(uid, None)
+            raise
+        if pause is None and uid in queue:  # it may have been aborted meanwhile
+            queue.pause(uid, None)
+        self._daemon.dispatch()
+
+    def _log(self, event: str, row: RunRow, reason: str, by: dict[str, Any], **more: Any) -> None:
+        log.info(event, run=row.uid, run_name=row.name, by=by, reason=reason, **more)
+
+    async def abort(self, asked: Abort, by: dict[str, Any]) -> Done:
+        """Raises NoSuchRun, AlreadyEnded, TryAgain."""
+        row = await self._journal.read(partial(self._queries.find_row, asked.uid))
+        damage = self._refuse_ended(row)
+        reason = asked.reason or "aborted by request"
+        log.info("run.abort_requested", run=row.uid, run_name=row.name, by=by, reason=reason)
+        if (governor := self._queries.governor_of(row.uid)) is not None:
+            await governor.abort(row.uid, reason, by=by)
+        elif (waiting := self._daemon.queue.remove(row.uid)) is not None:
+            try:
+                await self._end_queued(waiting, row, reason, damage)
+            except BaseException:
+                self._daemon.queue.put_back(waiting)
+                self._daemon.dispatch()  # a slot may have become free meanwhile
+                raise
+        elif row.uid in self._daemon.damaged:
+            await self._end_damaged(row, reason, damage)
+        else:  # it has moved on while its row was read
+            self._refuse_ended(await self._journal.read(partial(self._queries.find, row.uid)))
+            raise TryAgain(f"run {row.uid} is between queue and slot, try again")
+        return Done()
+
+    def _refuse_ended(self, row: RunLine) -> str:
+        """Returns the damage of a run that has not ended, "" if there is none. Raises AlreadyEnded."""
+        damage = self._queries.damage_of(row)
+        if row.ended_at is not None or (row.outcome is not None and not damage):
+            raise AlreadyEnded(row.uid, row.outcome or f"with an outcome that can't be read ({damage})")
+        return damage
+
+    async def _end_queued(self, waiting: Waiting, row: RunRow, reason: str, damage: str) -> None:
+        """Its result has the work of earlier invocations of the daemon, and of the run that it resumes."""
+        folder = self._context.run_folder(row.uid)
+        try:
+            if not damage:
+                assignment = await asyncio.to_thread(Assignment.of, row, waiting)
+                result = await record_result(
+                    self._journal, assignment, outcome="aborted", reason=reason, folder=folder, ended_by=BY
+                )
+                self._ended(result)
+        except UNREADABLE as error:
+            damage = damage_in(error)
+        except OSError as error:
+            raise TryAgain(f"the result of run {row.uid} can't be written: {error}") from error
+        if damage:
+            await self._end_damaged(row, reason, damage)
+
+    async def _end_damaged(self, row: RunRow, reason: str, damage: str) -> None:
+        result, file = await asyncio.to_thread(
+            result_of_damaged,
+            self._journal,
+            row,
+            reason=f"{reason}; its record was damaged ({damage})",
+            folder=self._context.run_folder(row.uid),
+        )
+        await self._journal.write(lambda transaction: transaction.end_damaged(row, result, file=file, by=BY))
+        self._daemon.damaged.pop(row.uid, None)
+        self._ended(result)
+
+    def _ended(self, result: RunResult) -> None:
+        """A run has ended that was not in work."""
+        self._context.metrics.count("runs_ended", result.outcome)
+        run_ended(result, submitted_by=result.submitted_by or None)
+
+
+def _at_work(governor: RunGovernor, uid: str) -> AtWork:
+    """The state of its run. Raises TryAgain when that is ending."""
+    state = governor.state
+    if not isinstance(state, AtWork):
+        raise TryAgain(f"run {uid} is {state.name}")
+    return state

@@ -1,0 +1,105 @@
+"""Pauses of runs in the queue: on record before they are answered, said once."""
+
+from __future__ import annotations
+
+import pytest
+
+from governor.daemon.run_queue import take
+from governor.errors import AlreadyEnded, GovernorError, JournalError, NoSuchRun, TryAgain
+from tests.support.daemon.api_world import RUN, open_api
+
+
+@pytest.fixture
+async def daemon():
+    async with open_api() as opened:
+        yield opened
+
+
+def recorded(daemon, uid):
+    return [(event.kind, event.data) for event in daemon.journal.events(uid)][1:]
+
+
+async def test_a_queued_run_is_paused_once_and_goes_on_once(daemon):
+    uid = await daemon.executor.submit(RUN)
+    other = await daemon.executor.submit(RUN)
+    assert (await daemon.executor.pause(uid, "a guest")).changed
+    found = await daemon.executor.pause(uid, "another")
+    assert (found.uid, found.changed, found.state) == (uid, False, "queued")
+    [run, after] = (await daemon.executor.status()).runs
+    assert (run.paused, run.waits_for) == (True, f"`governor continue {uid}` (paused: a guest)")
+    assert (after.paused, after.waits_for) == (False, "a free slot (0 runs before it)")
+    assert (await take(daemon.queue, daemon.journal, damaged={})).uid == other
+    assert await take(daemon.queue, daemon.journal, damaged={}) is None
+    dispatched = daemon.dispatched
+    assert (await daemon.executor.continue_(uid[:5])).changed
+    assert daemon.dispatched > dispatched
+    assert not (await daemon.executor.continue_(uid)).changed
+    assert (await take(daemon.queue, daemon.journal, damaged={})).uid == uid
+    (kind, data), (then, _) = recorded(daemon, uid)
+    assert (kind, data["reason"], data["by"]) == ("run.pause_requested", "a guest", "api")
+    assert data["who"]["pid"] > 0
+    assert then == "run.continue_requested"
+
+
+async def test_a_dry_run_changes_nothing(daemon):
+    uid = await daemon.executor.submit(RUN)
+    found = await daemon.executor.pause(uid, dry_run=True)
+    assert (found.changed, found.dry_run) == (True, True)
+    assert not (await daemon.executor.continue_(uid, dry_run=True)).changed
+    await daemon.executor.pause(uid)
+    assert not (await daemon.executor.pause(uid, dry_run=True)).changed
+    assert (await daemon.executor.continue_(uid, dry_run=True)).changed
+    assert [kind for kind, _ in recorded(daemon, uid)] == ["run.pause_requested"]
+
+
+async def test_a_pause_that_is_not_on_record_is_none(daemon, monkeypatch):
+    uid = await daemon.executor.submit(RUN)
+
+    async def full(*_, **__):
+        raise JournalError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(daemon.journal, "write", full)
+        with pytest.raises(GovernorError, match="the disk is full"):
+            await daemon.executor.pause(uid)
+    assert daemon.queue.find(uid).pause is None
+
+
+async def test_a_run_that_is_taken_meanwhile_stays_paused_in_the_queue(daemon, monkeypatch):
+    uid = await daemon.executor.submit(RUN)
+    read = daemon.journal.read
+
+    async def paused_meanwhile(question):
+        found = await read(question)
+        if daemon.queue.find(uid).pause is None:
+            daemon.queue.pause(uid, "just now")
+        return found
+
+    monkeypatch.setattr(daemon.journal, "read", paused_meanwhile)
+    assert await take(daemon.queue, daemon.journal, damaged={}) is None
+    assert daemon.queue.find(uid).pause == "just now"
+
+
+async def test_runs_that_cannot_be_paused_are_refused(daemon):
+    ended, held, damaged = [await daemon.executor.submit(RUN) for _ in range(3)]
+    await daemon.executor.abort(ended)
+    for uid in (held, damaged):
+        daemon.queue.remove(uid)
+    daemon.held, daemon.damaged[damaged] = {held: "the exit of pid 7"}, "events: no"
+    for verb in (daemon.executor.pause, daemon.executor.continue_):
+        with pytest.raises(AlreadyEnded):
+            await verb(ended)
+        with pytest.raises(TryAgain, match="waits for the exit of pid 7"):
+            await verb(held)
+        with pytest.raises(TryAgain, match="can only be aborted: its record is damaged"):
+            await verb(damaged)
+        with pytest.raises(NoSuchRun):
+            await verb("nobody")
+
+
+async def test_a_paused_run_can_be_aborted(daemon):
+    uid = await daemon.executor.submit(RUN)
+    await daemon.executor.pause(uid)
+    await daemon.executor.abort(uid)
+    [run] = (await daemon.executor.status(uid)).runs
+    assert (run.outcome, run.paused) == ("aborted", False)
