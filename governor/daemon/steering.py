@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from governor.messages import Abort, Continue, Pause, RunResult
     from governor.runs.active_run import RunContext
     from governor.runs.assignment import Waiting
-    from governor.runs.run_governor import RunGovernor
+    from states import State
     from states.events import Event
 
 BY: Final = "api"
@@ -48,7 +48,7 @@ class Steering:
         """Raises NoSuchRun, AlreadyEnded, TryAgain, UsageError for a hard pause of a run that may not go on after it."""
         row = await self._unended(asked.uid)
         if (governor := self._queries.governor_of(row.uid)) is not None:
-            state = _at_work(governor, row.uid)
+            state = _at_work(await governor.settled(), row.uid)
             run = governor.experiment_run
             if asked.hard and run is not None and run.resume == "never":
                 raise UsageError(
@@ -74,7 +74,7 @@ class Steering:
         """Raises NoSuchRun, AlreadyEnded, TryAgain."""
         row = await self._unended(asked.uid)
         if (governor := self._queries.governor_of(row.uid)) is not None:
-            state = _at_work(governor, row.uid)
+            state = _at_work(await governor.settled(), row.uid)
             changed = state.pause is not None or (isinstance(state, Running) and bool(state.paused))
             if changed and not asked.dry_run:
                 self._log(ContinueRequested.kind, row, asked.reason, by)
@@ -192,9 +192,8 @@ class Steering:
         run_ended(result, submitted_by=result.submitted_by or None)
 
 
-def _at_work(governor: RunGovernor, uid: str) -> AtWork:
-    """The state of its run. Raises TryAgain when that is ending."""
-    state = governor.state
+def _at_work(state: State, uid: str) -> AtWork:
+    """Raises TryAgain when the run is ending."""
     if not isinstance(state, AtWork):
         raise TryAgain(f"run {uid} is {state.name}")
     return state

@@ -226,6 +226,11 @@ class RunGovernor:
         event = AbortRequested(uid, time.monotonic(), reason=reason or "aborted by request")
         await self._command(event, by)
 
+    async def settled(self) -> State:
+        """The state; of a run that is being assigned now, that in which it is in work."""
+        async with self._assigning:
+            return self.state
+
     async def pause(
         self, uid: str, reason: str, *, hard: bool = False, by: Mapping[str, Any] | None = None
     ) -> None:

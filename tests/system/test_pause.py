@@ -92,6 +92,17 @@ async def test_no_task_begins_and_those_that_follow_wait_too(instance):
         assert done(events) == Counter([*(("nap", run) for run in range(TASKS)), ("after", 0)])
 
 
+async def test_a_run_that_is_just_being_assigned_is_paused(instance, walk):
+    async with instance.serve() as tree:
+        for _ in range(5):
+            uid = await tree.executor.submit(walk(episodes=3), folder=instance.folder)
+            assert (await tree.executor.pause(uid, "a guest")).changed
+            [run] = (await tree.executor.status(uid)).runs
+            assert (run.paused, run.episodes_ended) == (True, 0)
+            await tree.executor.continue_(uid)
+            assert (await tree.end(uid))[1].outcome == "finished"
+
+
 async def test_a_paused_run_is_aborted(instance):
     async with instance.serve() as tree:
         uid = await tree.executor.submit(naps(), folder=instance.folder)
