@@ -21,17 +21,19 @@ def saves_once(monkeypatch):
 
 
 async def interrupted(harness, **params):
-    """The records of a phase whose simulation ended within the seventh episode, with some behind the saved state."""
+    """The records of a phase whose simulation ended within the sixth episode, with some behind the saved state."""
     await harness.start("environment.lake", entry="walk_world:Walk", params={}, pool=1)
-    await harness.start("agent.walker", entry="exact_world:Draws", params={**params, "waits_at": 6 * 5 + 3})
+    await harness.start("agent.walker", entry="exact_world:Draws", params={**params, "waits_at": 5 * 5 + 3})
     controller = await harness.start("simulation")
-    goes_on = import_module("exact_world").GOES_ON
-    goes_on.clear()
+    world = import_module("exact_world")
+    world.IS_DUE.clear()
+    world.GOES_ON.clear()
     assert await controller.perform(harness.command(episodes=EPISODES)) == Done()
     async with asyncio.timeout(60):
         await harness.links["simulation"].next(EpisodeEnded, after=4)
+    await asyncio.to_thread(world.IS_DUE.wait, 60)
     await controller.close()
-    goes_on.set()
+    world.GOES_ON.set()
     records = episodes(harness.links["simulation"])
     assert 4 < len(records) < EPISODES
     return records

@@ -5,8 +5,8 @@ import time
 
 import numpy as np
 
-GOES_ON = threading.Event()
-"""For agents that wait."""
+IS_DUE, GOES_ON = threading.Event(), threading.Event()
+"""An agent waits, and for what."""
 
 
 class Draws:
@@ -22,6 +22,7 @@ class Draws:
         time.sleep(self.slow)
         self.steps += 1
         if self.steps == self.waits_at:
+            IS_DUE.set()
             GOES_ON.wait(60)
 
     def state_dict(self):
