@@ -203,7 +203,7 @@ class ScenarioRun:
         restarts = self.restarts
         self.struck.clear()
         try:
-            struck = await faults.strike(instance, self.uid, chosen, watching)
+            struck = await faults.strike(instance, self.uid, chosen, watching, self._revive)
         finally:
             self.struck.set()
         self.entry.skipped = struck.skipped
@@ -214,6 +214,14 @@ class ScenarioRun:
         if struck.daemon_dies:
             async with self.news:
                 await self.news.wait_for(lambda: self.restarts > restarts)
+
+    async def _revive(self) -> None:
+        """In a fault: returns when the next daemon is there."""
+        restarts = self.restarts
+        self.struck.set()
+        async with self.news:
+            await self.news.wait_for(lambda: self.restarts > restarts)
+        self.struck.clear()
 
     async def _wait_for_moment(self) -> None:
         fault, seen = self.chosen.fault, self.seen.events

@@ -19,9 +19,10 @@ import psutil
 from tests.faults import forgery
 from tests.faults.instance import signal_all
 from tests.faults.plan import CONDUCTORS, RAY
+from tests.faults.steering import steer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from governor.executor import Executor
     from governor.messages import RunEvent
@@ -76,7 +77,7 @@ def may_end_daemon(fault: Fault) -> bool:
     """Whether the fault ends the daemon, at once or in order, so that the next daemon continues."""
     if fault.action == "kill":
         return fault.victim in ("guard", "guards", "daemon")
-    return fault.action in ("term", "disk_full", "inodes_full", "remove")
+    return fault.action in ("term", "steer", "disk_full", "inodes_full", "remove")
 
 
 def starts(event: RunEvent, conductor: str) -> bool:
@@ -94,8 +95,16 @@ async def submit(instance: Instance, executor: Executor, run: dict[str, object],
     return uid
 
 
-async def strike(instance: Instance, uid: str, chosen: Scenario, over: asyncio.Task[None]) -> Struck:  # noqa: C901, PLR0911  # one for each
-    """Returns when the fault is over, or when the run is `over` before a victim exists."""
+async def strike(  # noqa: C901, PLR0911  # one for each
+    instance: Instance,
+    uid: str,
+    chosen: Scenario,
+    over: asyncio.Task[None],
+    revive: Callable[[], Awaitable[None]],
+) -> Struck:
+    """Returns when the fault is over, or when the run is `over` before a victim exists. `revive`, where the daemon dies several
+    times, returns when the next one is there.
+    """
     action, victim = chosen.fault.action, chosen.fault.victim
     match action:
         case "kill":
@@ -110,10 +119,9 @@ async def strike(instance: Instance, uid: str, chosen: Scenario, over: asyncio.T
         case "watch_killed":
             await _client(instance, _WATCH, uid, "", seconds=0.4 + chosen.hold / 2)
             return Struck()
-        case "disk_full":
-            return await _fill(instance, instance.full_disk(), chosen.hold, over)
-        case "inodes_full":
-            return await _fill(instance, instance.no_inodes(), chosen.hold, over)
+        case "disk_full" | "inodes_full":
+            full = instance.full_disk() if action == "disk_full" else instance.no_inodes()
+            return await _fill(instance, full, chosen.hold, over)
         case "remove":
             return await _remove(instance, victim)
         case "forge":
@@ -123,6 +131,9 @@ async def strike(instance: Instance, uid: str, chosen: Scenario, over: asyncio.T
         case "clock":
             instance.step_clock(CLOCK_STEP if chosen.run_seed % 2 else -CLOCK_STEP)
             return Struck()
+        case "steer":
+            steered = await steer(instance, uid, seed=chosen.run_seed, revive=revive)
+            return Struck(found=tuple(steered.found), skipped="" if steered.verbs else "the run was over")
         case "no_files":
             return await _without_files(instance, uid, chosen.hold)
     raise ValueError(f"unknown fault {action}")

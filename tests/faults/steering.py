@@ -1,0 +1,105 @@
+"""A random sequence of control verbs on a run, with kills of the daemon between them, beside a model of what must follow."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from governor.errors import AlreadyEnded, TryAgain
+from governor.executor import Executor
+from tests.faults.instance import signal_all
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from governor.messages import RunStatus
+    from tests.faults.instance import Instance
+
+VERBS: Final = ("pause", "pause", "hard pause", "continue", "continue", "kill")
+LONGEST: Final = 8
+"""Verbs of a sequence, and its end."""
+AGREES_SECONDS: Final = 20.0
+"""A run moves between slot and queue meanwhile."""
+LOOK_SECONDS: Final = 0.3
+
+
+@dataclass
+class Steered:
+    """`kills` of the daemon; `verbs` that were answered. `found`: violations."""
+
+    kills: int = 0
+    verbs: list[str] = field(default_factory=list)
+    found: list[str] = field(default_factory=list)
+
+
+async def steer(instance: Instance, uid: str, *, seed: int, revive: Callable[[], Awaitable[None]]) -> Steered:
+    """At its end the run goes on. `revive` returns when the next daemon is there."""
+    done, chance, paused = Steered(), random.Random(seed), False  # not for secrets
+    verbs = [chance.choice(VERBS) for _ in range(chance.randint(2, LONGEST))]
+    try:
+        for verb in verbs:
+            if verb == "kill":
+                signal_all(await instance.victims("daemon", uid), signal.SIGKILL)
+                done.kills += 1
+                await revive()
+            else:
+                paused = await _command(instance, uid, verb, done, paused=paused)
+            done.verbs.append(verb)
+            done.found += await _differs(instance, uid, paused=paused, after=", ".join(done.verbs))
+            await asyncio.sleep(chance.random() * 0.5)  # verbs come at any moment
+        if paused:
+            await _command(instance, uid, "continue", done, paused=True)
+    except AlreadyEnded:
+        if paused:
+            done.found.append(f"it ended in a pause, after {', '.join(done.verbs)}")
+    return done
+
+
+async def _command(instance: Instance, uid: str, verb: str, done: Steered, *, paused: bool) -> bool:
+    """Whether the run is paused now. Sent twice: the second time it changes nothing."""
+    for expected in (paused == (verb == "continue"), False):
+        changed = await _sent(instance, uid, verb)
+        if changed != expected and verb != "hard pause":  # of a paused run in a slot that is a change
+            done.found.append(f"{verb} after {', '.join(done.verbs) or 'nothing'}: changed is {changed}")
+    return verb != "continue"
+
+
+async def _sent(instance: Instance, uid: str, verb: str) -> bool:
+    """Sent again while the run is between queue and slot."""
+    async with (
+        asyncio.timeout(AGREES_SECONDS),
+        Executor(instance.endpoint, patience=AGREES_SECONDS) as executor,
+    ):
+        while True:
+            try:
+                if verb == "continue":
+                    return (await executor.continue_(uid)).changed
+                return (await executor.pause(uid, "steered", hard=verb == "hard pause")).changed
+            except TryAgain:
+                if (await executor.status(uid)).runs[0].outcome is not None:
+                    raise AlreadyEnded(uid, "meanwhile") from None
+                await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _differs(instance: Instance, uid: str, *, paused: bool, after: str) -> list[str]:
+    """How the run differs from the model: in what its status says, or by episodes and tasks that end in a pause."""
+    async with Executor(instance.endpoint, patience=AGREES_SECONDS) as executor:
+        before: RunStatus | None = None
+        for _ in range(int(AGREES_SECONDS / LOOK_SECONDS)):
+            [run] = (await executor.status(uid)).runs
+            if run.outcome is not None:
+                raise AlreadyEnded(uid, run.outcome)
+            if run.paused == paused and (
+                not paused or (before is not None and _ended(run) == _ended(before))
+            ):
+                return []
+            before = run if run.paused == paused else None
+            await asyncio.sleep(LOOK_SECONDS)
+    return [f"after {after}: paused is {run.paused} in state {run.state}, {_ended(run)} ended"]
+
+
+def _ended(run: RunStatus) -> int:
+    return run.episodes_ended + run.tasks_ended
