@@ -278,7 +278,8 @@ class Executor:
     ) -> Changed:
         """Has no further episode or task of a run begin, until `continue_`, also over a restart of the daemon; a queued run stays in the
         queue. `hard`: what runs is interrupted too, its slot becomes free, and what had not ended is done again. `dry_run`: only says
-        whether that would change something. Raises NoSuchRun, AlreadyEnded, TryAgain.
+        whether that would change something. Raises NoSuchRun, AlreadyEnded, TryAgain, UsageError for a hard pause of a run with
+        ``resume: never``.
         """
         asked = Pause(uid=uid, reason=reason, hard=hard, dry_run=dry_run)
         return await self._ask(asked, Changed, source=uid)

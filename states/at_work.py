@@ -49,12 +49,13 @@ class Pause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtWork(RunInWork):
-    """`pause`: of a user, if there is one. `time_up`: the monotonic second at which `wall_clock` is used up; a pause of a user does not
+    """`pause`: of a user, if there is one; `unbegun`: parts of the phase that it keeps from beginning. `time_up`: the monotonic second at which `wall_clock` is used up; a pause of a user does not
     count.
     """
 
     pause: Pause | None = None
     time_up: float | None = None
+    unbegun: frozenset[Part] = frozenset()
 
     @property
     def waits_for(self) -> str:
@@ -78,6 +79,8 @@ class AtWork(RunInWork):
         raise NotImplementedError
 
 
+EARLY_SECONDS: Final = 0.01
+"""A timer may be so much too early."""
 NOT_PAUSED: Final = "it is not paused"
 W = TypeVar("W", bound=AtWork)
 
@@ -120,6 +123,8 @@ def deadline(state: AtWork, event: DeadlinePassed) -> Answer:
     if event.name == "wall_clock" and state.plan.wall_clock is not None:
         if state.pause is not None:
             return Dropped(state, "the clock stands still while the run is paused")
+        if state.time_up is not None and event.at < state.time_up - EARLY_SECONDS:
+            return Dropped(state, "a pause has set the clock back")
         reason = f"limit wall_clock of {state.plan.wall_clock:g} s reached {state.where}"
         return finalizing.enter(state, outcome="failed", reason=reason, at=event.at)
     conductor = state.conductors.find(event.conductor)

@@ -50,9 +50,7 @@ class StartPart(ConductorEffect):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PausePart(ConductorEffect):
-    """Tells the conductor to begin nothing further of its part, or, without `paused`, to go on. Ends in PartFailed when the conductor
-    did not accept it, else in no event.
-    """
+    """Tells the conductor to begin nothing further of its part, or, without `paused`, to go on. No event follows."""
 
     phase: int
     part: Part

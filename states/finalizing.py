@@ -54,11 +54,12 @@ class Finalizing(RunInWork):
 
 
 def enter(state: AtWork, *, outcome: Outcome, reason: str, at: float) -> Step:
-    """Parts whose conductor is not ready to stop them count as closed."""
+    """Parts that have not begun, or whose conductor is not ready to stop them, count as closed."""
     plan, conductors = state.plan, state.conductors
     phase, open_parts = state.position
     by_part = {part: plan.phases[phase].conductor_of(part) for part in open_parts}
-    stoppable = frozenset(part for part, conductor in by_part.items() if conductors.is_ready(conductor))
+    begun = {part: conductor for part, conductor in by_part.items() if part not in state.unbegun}
+    stoppable = frozenset(part for part, conductor in begun.items() if conductors.is_ready(conductor))
     entered = Finalizing(
         plan=plan, conductors=conductors, outcome=outcome, reason=reason, phase=phase, open=stoppable
     )

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running(AtWork):
-    """`open`: parts of the phase that have not ended, `unbegun` those that a pause keeps from beginning. `ends`: how the others ended. `failure`: the line of the first
+    """`open`: parts of the phase that have not ended. `ends`: how the others ended. `failure`: the line of the first
     one. `failed` phases have ended before it with failures, `first_failed` is the line of the first one. `stalled`: the
     monotonic second of the last progress, once that is too long ago. `paused` (by a condition), `stopped`: why no episode begins any more, and why the
     phase ends; `last`: no phase follows, because of `stopped`.
@@ -43,7 +43,6 @@ class Running(AtWork):
     name: ClassVar[str] = "running"
     phase: int
     open: frozenset[Part]
-    unbegun: frozenset[Part] = frozenset()
     ends: tuple[str, ...] = ()
     failures: int = 0
     failure: str = ""
@@ -186,6 +185,8 @@ def stalled(state: Running, event: RunStalled) -> Answer:
     plan = state.plan
     if plan.stall_timeout is None:
         return Dropped(state, "the run has no stall_timeout")
+    if state.pause is not None:
+        return Dropped(state, "it is paused")
     reason = f"no progress for stall_timeout of {plan.stall_timeout:g} s"
     if plan.on_stall == "fail":
         reason = f"{reason} {state.where}, which waited for {state.phase_waits_for}"

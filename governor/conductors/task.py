@@ -96,14 +96,14 @@ class TaskConductor(Conductor):
             case StartSimulation():
                 return await self._simulate(command)
             case PausePartCommand():
-                if (tasks := self._tasks.of(command.phase)) is not None:
-                    tasks.pause(paused=command.paused)
+                self._pause_engine(paused=command.paused)
                 self._simulation.pause(command)
                 return Done()
             case StopPartCommand():
                 if (tasks := self._tasks.of(command.phase)) is not None:
                     tasks.stop(command.reason)
                 self._simulation.stop(command.phase)
+                self._pause_engine(paused=False)  # what follows cancelled tasks ends too
                 return Done()
             case _:
                 return await super().perform(command)
@@ -126,10 +126,16 @@ class TaskConductor(Conductor):
             await asyncio.wait({self._simulation.task}, timeout=CLOSE_SECONDS)
         self._cluster.close()
 
+    def _pause_engine(self, *, paused: bool) -> None:
+        """By a user, of whatever is dispatched to runners. It ends when a part begins: that is never in a pause."""
+        if self._engine is not None:
+            self._engine.pause("user", paused=paused)
+
     async def _start(self, command: StartTasks) -> Done | Refused:
         engine = self._engine
         if engine is None:
             return refused(NOT_READY)
+        self._pause_engine(paused=False)
 
         def make() -> tuple[PhaseTasks, Coroutine[Any, Any, None]]:
             phase = PhaseTasks(
@@ -149,6 +155,7 @@ class TaskConductor(Conductor):
         engine = self._engine
         if engine is None:
             return refused(NOT_READY)
+        self._pause_engine(paused=False)
         simulation = await asyncio.to_thread(import_module, "governor.tasks.phases.simulation")
 
         def make() -> tuple[Simulation, Coroutine[Any, Any, None]]:

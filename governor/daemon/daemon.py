@@ -158,7 +158,8 @@ class Daemon:
             ]
             for governor in self.governors:
                 governor.attach(context, on_change=self._changed, on_journal_failure=background.fail)
-            await self._enqueue(recovery.assignments(context.runs_folder))
+            for run in await recovery.assignments(context.runs_folder):
+                self.queue.append(run)
             if recovery.survivors:
                 background.spawn(self._enqueue(recovery.held_assignments(context.runs_folder)), "recovery")
             self._recovery = recovery
@@ -202,9 +203,9 @@ class Daemon:
         self.dispatch()
 
     def requeue(self, uid: str, left: asyncio.Event) -> None:
-        """Queues a run again once it has `left` its slot, in which it is being interrupted."""
-        again = self._recovery.again(uid, self.config.state_dir / "runs", after=left)
-        self._background.spawn(self._enqueue(again), f"requeue.{uid}")
+        """Queues a run again that is being interrupted, once it has `left` its slot."""
+        found = self._recovery.again(uid, self.config.state_dir / "runs", after=left)
+        self._background.spawn(self._enqueue(found), f"requeue.{uid}")
 
     async def _open_journal(self, stack: AsyncExitStack) -> Journal:
         folder, loop = self.config.state_dir, asyncio.get_running_loop()

@@ -130,25 +130,31 @@ class Recovery:
             for process in self.survivors:
                 os.close(process.handle)
         log.info("process.left_over", killed=[str(process) for process in self.survivors])
-        lines = await self._journal.read(lambda: self._journal.lines(list(self.held)))
+        held = list(self.held)
+        lines = await self._journal.read(lambda: self._journal.lines(held))
         unended = {line.uid for line in lines if line.ended_at is None}
         taken = await self._to_queue([uid for uid in self._records if uid in unended], runs_folder)
-        self.held.clear()
+        for uid in held:
+            self.held.pop(uid, None)
         return taken
 
     async def again(self, uid: str, runs_folder: Path, *, after: asyncio.Event) -> list[Waiting]:
         """A run that was interrupted by itself, if it has not ended; read `after` it has left its slot."""
-        await after.wait()
-        row = await self._journal.read(partial(self._journal.run, uid))
-        if row is None or row.ended_at is not None:
-            return []
+        self.held[uid] = "its processes to be gone"
         try:
+            await after.wait()
+            row = await self._journal.read(partial(self._journal.run, uid))
+            if row is None or row.ended_at is not None:
+                return []
             self._records[uid] = await self._journal.read(partial(self._read, row))
         except UNREADABLE as error:
             self.damaged[uid] = damage_in(error)
             log.error("run.damaged", run=uid, reason=self.damaged[uid])  # noqa: TRY400  # the reason is complete
             return []
-        return await self._to_queue([uid], runs_folder)
+        else:
+            return await self._to_queue([uid], runs_folder)
+        finally:
+            self.held.pop(uid, None)
 
     def _read_all(self) -> tuple[list[ProcessIdentity], list[int]]:
         """Reads the records, and finds the damaged ones; returns the identities and marks of all conductors. Blocks."""

@@ -125,11 +125,11 @@ async def take(queue: RunQueue, journal: Journal, *, damaged: dict[str, str]) ->
     """
     while (waiting := queue.first()) is not None:
         found = await journal.read(partial(_read, journal, waiting))
-        if (taken := queue.remove(waiting.uid)) is None:  # it was aborted meanwhile
+        if (
+            now := queue.find(waiting.uid)
+        ) is None or now.pause is not None:  # it was aborted or paused meanwhile
             continue
-        if taken.pause is not None:
-            queue.put_back(taken)
-            continue
+        queue.remove(waiting.uid)
         if not isinstance(found, str):
             return found
         damaged[waiting.uid] = found

@@ -270,7 +270,7 @@ class _Host(Daemon):
         while self._background.crash is None and (left := self._unended()):
             self._moved.clear()
             for uid in left:
-                if uid not in asked and await self._abort(uid, reason):
+                if (uid not in asked or uid in self.queue) and await self._abort(uid, reason):
                     asked.add(uid)
             if self._unended():
                 with suppress(TimeoutError):
@@ -281,7 +281,7 @@ class _Host(Daemon):
 
     def _unended(self) -> list[str]:
         in_work = self._alone.experiment_run_id
-        return [*([in_work] if in_work else []), *self.queue.uids()]
+        return [*([in_work] if in_work else []), *self.queue.uids(), *self.held]
 
     async def _abort(self, uid: str, reason: str) -> bool:
         """False for a run between queue and slot: it comes back to the queue."""

@@ -21,6 +21,7 @@ from governor.runs.run_log import run_ended
 from states import Running
 from states.at_work import AtWork
 from states.events import ContinueRequested, PauseRequested
+from states.stopping import Stopping
 
 if TYPE_CHECKING:
     from governor.daemon.queries import DaemonState, RunQueries
@@ -48,7 +49,12 @@ class Steering:
         """Raises NoSuchRun, AlreadyEnded, TryAgain, UsageError for a hard pause of a run that may not go on after it."""
         row = await self._unended(asked.uid)
         if (governor := self._queries.governor_of(row.uid)) is not None:
-            state = _at_work(await governor.settled(), row.uid)
+            state = await governor.settled()
+            if (
+                isinstance(state, Stopping) and state.outcome is None and not state.shutdown
+            ):  # of a hard pause
+                return Changed(uid=row.uid, changed=False, state=state.name, dry_run=asked.dry_run)
+            state = _at_work(state, row.uid)
             run = governor.experiment_run
             if asked.hard and run is not None and run.resume == "never":
                 raise UsageError(

@@ -7,7 +7,7 @@ Rules:
 2. A worker continues while the governor acknowledges: at most `reports.UNACKNOWLEDGED` reports of each worker are
    unacknowledged, in process `stepping.UNACKNOWLEDGED`. The flow control of an acknowledgement takes effect when it arrives.
 3. A stop cancels the running episodes at their next step; they are recorded as `cancelled`. PAUSE delays the next episode
-   until the same phase is started again, RESTART until the governor has replaced this process. RESET builds the environments
+   until `pause` ends it or the same phase is started again, RESTART until the governor has replaced this process. RESET builds the environments
    anew before their next episode.
 4. The seed of an episode depends on the run's seed, the phase and its index alone.
 5. The rules of the phase (`PhaseRules`) select the next episode. None begins while a checkpoint is taken; a checkpoint

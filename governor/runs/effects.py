@@ -28,6 +28,7 @@ from governor.runs.conductor_process import ConductorProcess
 from governor.runs.record.failures import attempts_of
 from governor.runs.record.result import figures_of, record_result
 from states import events
+from states.at_work import AtWork
 from states.base import RunInWork
 from states.effects import (
     BeginPhase,
@@ -46,12 +47,13 @@ from states.effects import (
 from transport.errors import TransportError
 
 if TYPE_CHECKING:
-    from governor.messages import ConductorCommand, RunOutcome
+    from governor.messages import RunOutcome
     from governor.processes.process import ChildProcess
     from governor.runs.active_run import ActiveRun
 
 COMMAND_SECONDS: Final = 10.0
 """Seconds a conductor has to accept a command. It answers at once; one that does not is replaced."""
+TELL_AGAIN_SECONDS: Final = 1.0
 
 log = logs.get_logger()
 
@@ -164,19 +166,13 @@ class EffectRunner:
                 run.progress.enter_simulation(command.done)
             else:
                 run.progress.enter_tasks(command)
-            await self._command_part(effect, command)
-
-    async def _pause_part(self, effect: PausePart) -> None:
-        async with self._in_order[effect.conductor, effect.incarnation]:
-            await self._command_part(effect, PausePartCommand(phase=effect.phase, paused=effect.paused))
-
-    async def _command_part(self, effect: StartPart | PausePart, command: ConductorCommand) -> None:
-        run = self._run
-        try:
-            reply = await run.command(effect.conductor, effect.incarnation, command, seconds=COMMAND_SECONDS)
-            reason = reply.message if isinstance(reply, Refused) else ""
-        except TransportError as error:
-            reason = str(error)
+            try:
+                reply = await run.command(
+                    effect.conductor, effect.incarnation, command, seconds=COMMAND_SECONDS
+                )
+                reason = reply.message if isinstance(reply, Refused) else ""
+            except TransportError as error:
+                reason = str(error)
         if reason:
             run.post(
                 events.PartFailed(
@@ -188,6 +184,29 @@ class EffectRunner:
                     reason=reason,
                 )
             )
+
+    async def _pause_part(self, effect: PausePart) -> None:
+        """Until it is told: user code may keep a conductor from answering for as long as an episode takes. One that is dead has other
+        watchers.
+        """
+        command = PausePartCommand(phase=effect.phase, paused=effect.paused)
+        async with self._in_order[effect.conductor, effect.incarnation]:
+            while self._is_ready(effect):
+                try:
+                    await self._run.command(
+                        effect.conductor, effect.incarnation, command, seconds=COMMAND_SECONDS
+                    )
+                except TransportError as error:
+                    log.info("part.not_told", run=self._run.uid, part=effect.part, reason=str(error))
+                    await asyncio.sleep(TELL_AGAIN_SECONDS)
+                else:
+                    return
+
+    def _is_ready(self, effect: PausePart) -> bool:
+        """Whether this incarnation of its conductor still works on the run."""
+        state = self._run.state
+        found = state.conductors.find(effect.conductor) if isinstance(state, AtWork) else None
+        return found is not None and (found.incarnation, found.standing) == (effect.incarnation, "ready")
 
     def _command_of(self, effect: StartPart) -> StartSimulation | StartTasks:
         """The command that begins a part, with what has ended of it. Blocks; raises JournalError."""

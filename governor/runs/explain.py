@@ -51,7 +51,8 @@ def explain(
     one.
     """
     if status.state not in _DEADLINES:
-        since = {"queued": status.submitted_at, "ended": status.ended_at}.get(status.state)
+        queued = None if status.paused else status.submitted_at
+        since = {"queued": queued, "ended": status.ended_at}.get(status.state)
         if status.state == "ended":
             text = f"it has ended: {status.outcome}{f', {status.reason}' if status.reason else ''}"
         else:

@@ -115,12 +115,11 @@ class Progress:
 
     def pause(self, at: float) -> None:
         """The time stands still from monotonic second `at` on."""
-        self._paused_at = at
+        self._paused_at = at if self._paused_at is None else self._paused_at
 
     def go_on(self, at: float) -> None:
         if self._paused_at is not None:
             self._began += at - self._paused_at
-            self._phase_began += at - self._paused_at
             self._paused_at = None
 
     def count(self, event: Recorded) -> None:

@@ -338,6 +338,7 @@ class RunGovernor:
             self.dead_children.extend([] if asked else [event.conductor])
         if isinstance(event, ProcessesGone) and self.is_free:
             log.info("slot.released", slot=self.uid, pids=event.pids)
+            self._release_slot()
             self._on_change(self)
         if type(before) is type(step.state):
             return
@@ -374,12 +375,16 @@ class RunGovernor:
     async def _release(self) -> None:
         await self._in_work.aclose()
         self._active = None
+        if not (isinstance(self.state, Pristine) and self.state.stuck):
+            self._release_slot()
+
+    def _release_slot(self) -> None:
         self._released.set()
         self._released = asyncio.Event()
 
     @property
     def released(self) -> asyncio.Event:
-        """Set when the run in work has left the slot."""
+        """Set when the run in work has left the slot, and all of its processes are gone."""
         return self._released
 
     def _processes(self, kind: str) -> dict[str, ChildProcess]:

@@ -98,6 +98,7 @@ class Engine:
         self._runners = runners
         self._cluster = cluster
         self._folder = folder
+        self._pauses: set[str] = set()
         self._capacity = capacity
         self._models = models
         self._max_pending = max_pending
@@ -161,7 +162,8 @@ class Engine:
         for batch in list(self._core.batches):
             self.cancel(batch, reason="the scheduler was stopped")
         while self._core.outcomes.has_followers:
-            self.pause(paused=False)
+            self._pauses.clear()
+            self.pause("", paused=False)
             await asyncio.sleep(0)
         await self._runners.close(self._idle())
         if self._alarm is not None:
@@ -211,9 +213,10 @@ class Engine:
         """Whether it was submitted and has not ended; None: whether there is any such."""
         return bool(self._core.batches) if batch is None else batch in self._core.batches
 
-    def pause(self, *, paused: bool) -> None:
-        """Whether no further sub-task is dispatched; those on runners go on, and what else waits keeps its place."""
-        self._core.is_paused = paused
+    def pause(self, why: str, *, paused: bool) -> None:
+        """Whether there is this reason to dispatch no further sub-task; those on runners go on, and what else waits keeps its place."""
+        (self._pauses.add if paused else self._pauses.discard)(why)
+        self._core.is_paused = bool(self._pauses)
         self._handle(Tick(time.monotonic()))
 
     def explain(self, batch: BatchId) -> list[Waiting]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from states import Pristine, Running, Starting, Stopping
-from states.effects import BeginPhase, EndRun, PausePart, StopConductor, Wake
+from states.effects import BeginPhase, EndRun, PausePart, StopConductor, StopPart, Wake
 from tests.states.state_scenes import (
     LAKE,
     NAMES,
@@ -29,6 +29,7 @@ from tests.states.state_scenes import (
     ready,
     removed,
     running,
+    stalled,
     starting,
     stopping,
 )
@@ -110,6 +111,37 @@ def test_the_clock_stands_still_from_start_to_the_next_phase():
     assert Wake(name="wall_clock", at=1200) in slot.send(go_on(at=400))
     assert slot.send(ended("simulation")) != []
     assert slot.state.time_up == 1200
+
+
+def test_a_timer_that_was_under_way_when_the_clock_was_set_back_means_nothing():
+    slot = running(LIMITED, at=0)
+    slot.send(pause(at=300))
+    slot.send(go_on(at=899.99))
+    assert "set the clock back" in slot.drops(passed("wall_clock", at=900))
+    slot.send(passed("wall_clock", at=1499.99))
+    assert slot.state.name == "finalizing"
+
+
+@pytest.mark.parametrize("policy", ["report", "restart", "fail"])
+def test_a_stall_that_was_found_when_the_run_was_paused_means_nothing(policy):
+    slot = running(replace(PLAN, stall_timeout=600, on_stall=policy))
+    slot.send(pause())
+    assert slot.drops(stalled()) == "it is paused"
+    slot.send(go_on())
+    slot.send(stalled())
+
+
+def test_a_pause_ends_a_stall():
+    slot = running(replace(PLAN, stall_timeout=600))
+    slot.send_all(stalled(), pause())
+    assert slot.state.stalled is None
+
+
+def test_parts_that_have_not_begun_are_not_told_to_stop():
+    slot = running()
+    slot.send_all(pause(), ended("simulation"))
+    assert StopPart not in kinds(slot.send(abort()))
+    assert slot.state.open == frozenset()
 
 
 def test_it_ends_the_pause_of_a_condition_too():

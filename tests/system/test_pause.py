@@ -103,6 +103,45 @@ async def test_a_run_that_is_just_being_assigned_is_paused(instance, walk):
             assert (await tree.end(uid))[1].outcome == "finished"
 
 
+async def test_a_phase_that_ends_in_a_pause_lets_the_next_one_begin(instance, walk):
+    """Its tasks and its episodes on Ray share their runners; the tasks have ended when it is paused."""
+    simulate = walk(entry="user_code:Slow", episodes=EPISODES)["phases"][0]["simulate"] | {"transport": "ray"}
+    task = {"id": "nap", "call": "user_code:once_slowly", "args": {"seconds": 0.0}}
+    made = walk(entry="user_code:Slow") | {
+        "phases": [
+            {"name": "both", "mode": "eval", "simulate": simulate | {"chunk": 10}, "tasks": [task]},
+            {"name": "then", "mode": "eval", "simulate": simulate | {"episodes": 3}},
+        ]
+    }
+    made["phases"][0]["until"] = [{"wall_clock": "8s"}]  # the clock of a phase goes on
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(made, folder=instance.folder)
+        await tree.until(uid, "part.ended", part="tasks")
+        await tree.executor.pause(uid, "a guest")
+        await tree.until(uid, "phase.started", phase="then")
+        assert await assert_nothing_begins(tree, uid) == 0
+        await tree.executor.continue_(uid)
+        _, result = await tree.end(uid)
+        assert result.outcome == "finished", result.reason
+        assert sum(result.phases[1].episodes.values()) == 3
+
+
+async def test_user_code_that_holds_its_process_up_is_told_when_it_lets_go(instance, walk):
+    """It does not answer for longer than a command may take, and is not replaced for that."""
+    async with instance.serve() as tree:
+        made = walk(entry="user_code:Holds", episodes=20)
+        made["phases"][0]["simulate"]["transport"] = "in_process"
+        made["conductors"]["agents"]["walker"]["params"] = {"seconds": 13}
+        uid = await tree.executor.submit(made, folder=instance.folder)
+        await tree.until(uid, "phase.started")
+        assert (await tree.executor.pause(uid, "a guest")).changed
+        assert await assert_nothing_begins(tree, uid) < 20
+        await tree.executor.continue_(uid)
+        events, result = await tree.end(uid)
+        assert (result.outcome, done(events)) == ("finished", Counter(range(20)))
+        assert [event.kind for event in events].count("conductor.started") == 1
+
+
 async def test_a_paused_run_is_aborted(instance):
     async with instance.serve() as tree:
         uid = await tree.executor.submit(naps(), folder=instance.folder)

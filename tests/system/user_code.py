@@ -328,10 +328,14 @@ class Holds(Walker):
 
     held = False
 
+    def __init__(self, *, seconds=8, **more):
+        super().__init__(**more)
+        self.seconds = seconds
+
     def act(self, observation, *, explore):
         if not self.held:
             self.held = True
-            ctypes.PyDLL(None).sleep(8)
+            ctypes.PyDLL(None).sleep(self.seconds)
         return super().act(observation, explore=explore)
 
 

@@ -94,7 +94,7 @@ class RunView:
                 self.stalled = False
                 self.finalizing = ""
             case "run.pause_requested" | "run.continue_requested":
-                self.paused = event.kind == "run.pause_requested"
+                self.paused, self.stalled = event.kind == "run.pause_requested", False
             case "run.assigned":
                 self.paused = False
             case "run.stalled" | "run.moved":

@@ -118,6 +118,8 @@ class EpisodeWorker(RemoteWorker):
         while self._idle:
             slot = next((slot for slot in self._idle if slot.retries), self._idle[-1])
             if slot.retries:
+                if not self._may_retry(slot.retries[0][0], wait=not self._attempts and not found):
+                    break
                 again = slot.retries.pop(0)
             else:
                 new = self._next_new(wait=not self._attempts and not found) if self._more else None
@@ -142,6 +144,14 @@ class EpisodeWorker(RemoteWorker):
             return None
         self._more = index is not None
         return index
+
+    def _may_retry(self, index: int, *, wait: bool) -> bool:
+        """False in a pause. Where the phase stops meanwhile, the attempt is told."""
+        try:
+            self._next_index(wait=wait, again=index)
+        except Paused:
+            return False
+        return True
 
     def _new_attempt(self, slot: WorkerSlot, index: int, tries: int, began: float) -> EpisodeAttempt:
         timeout = self.simulation.command.episode_timeout

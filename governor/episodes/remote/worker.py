@@ -122,15 +122,15 @@ class RemoteWorker(ABC):
         for channel in list(self._agents.values()):
             self._drop_agent(channel)
 
-    def _next_index(self, *, wait: bool = True) -> int | None:
+    def _next_index(self, *, wait: bool = True, again: int | None = None) -> int | None:
         """As `Simulation.next_index`; all reports are acknowledged before a pause."""
         try:
-            return self.simulation.next_index(wait=False)
+            return self.simulation.next_index(wait=False, again=again)
         except Paused:
             if not wait:
                 raise
             self._reports.drain()
-            return self.simulation.next_index()
+            return self.simulation.next_index(again=again)
 
     def _save_agent(self, name: str) -> None:
         """An agent that is gone cannot save any more; that is logged and is no failure."""

@@ -212,12 +212,14 @@ class RaySimulation:
         taken: list[int] = []
         while len(taken) < size and not self.simulation.stopping:
             with self._lock:
-                index = self._to_repeat.popleft() if self._to_repeat else None
-            if index is None:
-                try:
-                    index = self.simulation.next_index(wait=not taken)
-                except Paused:
-                    break
+                again = self._to_repeat.popleft() if self._to_repeat else None
+            try:
+                index = self.simulation.next_index(wait=not taken, again=again)
+            except Paused:
+                if again is not None:
+                    with self._lock:
+                        self._to_repeat.appendleft(again)
+                break
             if index is None:
                 break
             if self.simulation.retries_of(

@@ -72,8 +72,8 @@ class PhaseTasks(BatchListener):
         self._limits = limits
         self._reports: deque[ConductorEvent] = deque()
         self._to_report = asyncio.Event()
-        self._is_full = self._is_paused = False
-        """Why no task begins: too many events wait to be reported; somebody has paused the phase."""
+        self._is_full = False
+        """Too many events wait to be reported."""
         self._has_begun = False
         self._stopped: str | None = None
         """Why it was stopped before it had begun."""
@@ -129,8 +129,7 @@ class PhaseTasks(BatchListener):
         finally:
             self._is_over = True
             self._reports.clear()
-            self._is_full = self._is_paused = False
-            self._pause_engine()  # others use it too
+            self._set_full(is_full=False)  # others use the engine too
 
     async def _report_all(self) -> None:
         while True:
@@ -153,12 +152,6 @@ class PhaseTasks(BatchListener):
             self._stopped = reason
             return
         self._engine.cancel(self.phase, reason=reason or "the phase was stopped")
-        self.pause(paused=False)  # what follows cancelled tasks ends too
-
-    def pause(self, *, paused: bool) -> None:
-        """Whether no further task begins; what runners have got already goes on."""
-        self._is_paused = paused
-        self._pause_engine()
 
     # -- BatchListener --------------------------------------------------------------------------------------
 
@@ -230,8 +223,7 @@ class PhaseTasks(BatchListener):
         if not self._reports:
             self._to_report.clear()
         if self._is_full and len(self._reports) < REPORTS_WAITING // 2:
-            self._is_full = False
-            self._pause_engine()
+            self._set_full(is_full=False)
         return batch
 
     def _queue_report(self, event: ConductorEvent) -> None:
@@ -240,11 +232,11 @@ class PhaseTasks(BatchListener):
         self._reports += (*self._tracebacks.texts(), event)
         self._to_report.set()
         if len(self._reports) >= REPORTS_WAITING and not self._is_full:
-            self._is_full = True
-            self._pause_engine()
+            self._set_full(is_full=True)
 
-    def _pause_engine(self) -> None:
-        self._engine.pause(paused=self._is_full or self._is_paused)
+    def _set_full(self, *, is_full: bool) -> None:
+        self._is_full = is_full
+        self._engine.pause("reports", paused=is_full)
 
 
 def results_needed(command: StartTasks, uid: str) -> dict[str, dict[int, Input]]:

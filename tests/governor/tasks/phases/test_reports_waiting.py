@@ -53,36 +53,27 @@ async def test_no_task_begins_while_the_phase_is_paused_and_what_follows_ends_wi
     running = asyncio.create_task(phase.run())
     async with asyncio.timeout(30):
         await begun.wait()
-        phase.pause(paused=True)
+        harness.engine.pause("user", paused=True)
         idle.clear()
         if harness.engine._core.batches[phase.phase].at_work:
             await idle.wait()
         left = harness.engine._core.ready.waiting(())
         assert left > 500
-        phase.pause(paused=False)
+        harness.engine.pause("user", paused=False)
         await running
     assert len([event for event in link.events if isinstance(event, TaskEnded)]) == 5_001
 
 
-async def test_a_phase_that_is_stopped_in_a_pause_ends_and_the_next_one_begins(harness, task):
+async def test_a_pause_has_several_reasons_and_a_phase_takes_back_its_own(harness, task):
     phase, _ = harness.phase(task("many", "nothing", repeat=2_000), task("after", "nothing", "many"))
     phase.begin()
-    phase.pause(paused=True)
+    phase._set_full(is_full=True)
+    harness.engine.pause("user", paused=True)
     phase.stop("enough")
+    harness.engine.pause("user", paused=False)
+    assert harness.engine._core.is_paused
+    phase._set_full(is_full=False)
     async with asyncio.timeout(30):
         await phase.run()
-    result = await harness.run(task("next", "nothing"))
-    assert result["next"].outcome == "succeeded"
-
-
-async def test_a_phase_whose_last_task_ends_in_a_pause_leaves_none_behind(harness, task):
-    phase, _ = harness.phase(task("one", "nothing"))
-    phase.begin()
-    running = asyncio.create_task(phase.run())
-    phase.pause(paused=True)
-    if harness.engine._core.ready.waiting(()):  # it has not begun
-        phase.pause(paused=False)
-    async with asyncio.timeout(30):
-        await running
     result = await harness.run(task("next", "nothing"))
     assert result["next"].outcome == "succeeded"
