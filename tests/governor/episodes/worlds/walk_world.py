@@ -68,7 +68,7 @@ class Walk:
             case "hold":  # Python's lock
                 ctypes.PyDLL(None).sleep(30)
             case "close":
-                os.closerange(3, 100)
+                os.closerange(3, os.sysconf("SC_OPEN_MAX"))
                 time.sleep(30)
             case "orphan":  # its conductor is killed
                 psutil.Process().parents()[1].kill()
