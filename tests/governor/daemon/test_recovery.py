@@ -390,36 +390,3 @@ async def test_a_start_reads_each_run_that_has_not_ended_once_and_none_that_has(
     alone = await questions(ended=0, queued=0)
     assert await questions(ended=20, queued=0) == alone
     assert await questions(ended=0, queued=20) <= alone + 20 * 6
-
-
-@pytest.mark.parametrize(
-    ("told", "pause"),
-    [
-        ([], None),
-        ([("run.pause_requested", {"reason": "a guest", "at": 110.0})], "a guest"),
-        ([("run.pause_requested", {"reason": "", "at": 110.0})], ""),
-        (
-            [
-                ("run.pause_requested", {"reason": "a guest", "at": 110.0}),
-                ("run.continue_requested", {"at": 120.0}),
-            ],
-            None,
-        ),
-    ],
-)
-async def test_a_paused_run_is_queued_as_such(journal, tmp_path, told, pause):
-    await record(journal, ASSIGNED, *told, *STOPPED)
-    [waiting] = await start(journal, tmp_path)
-    assert waiting.pause == pause
-    assert waiting.worked == (30.0 if pause is None and not told else 20.0 if pause is None else 10.0)
-
-
-async def test_a_run_that_was_interrupted_by_itself_is_queued_again(journal, tmp_path):
-    recovery = Recovery(journal=journal, state_dir=tmp_path)
-    await recovery.clean_up()
-    left = asyncio.Event()
-    again = asyncio.create_task(recovery.again("r1", tmp_path / "runs", after=left))
-    await record(journal, ASSIGNED, ("run.pause_requested", {"reason": "a guest", "at": 110.0}), *STOPPED)
-    left.set()
-    [waiting] = await again
-    assert (waiting.uid, waiting.pause, waiting.worked) == ("r1", "a guest", 10.0)
