@@ -145,7 +145,7 @@ class Daemon:
                 background.running(self._notifier.keep_extending(), "extend")
             )
             journal = await self._open_journal(stack)
-            recovery = Recovery(journal=journal, state_dir=config.state_dir)
+            recovery = self._recovery = Recovery(journal=journal, state_dir=config.state_dir)
             self.held, self.damaged = recovery.held, recovery.damaged
             await recovery.clean_up()
             await stack.enter_async_context(
@@ -162,7 +162,6 @@ class Daemon:
                 self.queue.append(run)
             if recovery.survivors:
                 background.spawn(self._enqueue(recovery.held_assignments(context.runs_folder)), "recovery")
-            self._recovery = recovery
             slots = [
                 asyncio.create_task(self._govern(governor), name=governor.uid) for governor in self.governors
             ]
@@ -204,8 +203,8 @@ class Daemon:
 
     def requeue(self, uid: str, left: asyncio.Event) -> None:
         """Queues a run again that is being interrupted, once it has `left` its slot."""
-        found = self._recovery.again(uid, self.config.state_dir / "runs", after=left)
-        self._background.spawn(self._enqueue(found), f"requeue.{uid}")
+        runs = self._recovery.again(uid, self.config.state_dir / "runs", after=left)
+        self._background.spawn(self._enqueue(runs), f"requeue.{uid}")
 
     async def _open_journal(self, stack: AsyncExitStack) -> Journal:
         folder, loop = self.config.state_dir, asyncio.get_running_loop()

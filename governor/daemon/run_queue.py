@@ -125,9 +125,8 @@ async def take(queue: RunQueue, journal: Journal, *, damaged: dict[str, str]) ->
     """
     while (waiting := queue.first()) is not None:
         found = await journal.read(partial(_read, journal, waiting))
-        if (
-            now := queue.find(waiting.uid)
-        ) is None or now.pause is not None:  # it was aborted or paused meanwhile
+        now = queue.find(waiting.uid)
+        if now is None or now.pause is not None:  # it was aborted or paused meanwhile
             continue
         queue.remove(waiting.uid)
         if not isinstance(found, str):

@@ -7,7 +7,6 @@ Rule: each verb may be sent again. What is so already is answered with ``changed
 from __future__ import annotations
 
 import asyncio
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from governor.runs.active_run import RunContext
     from governor.runs.assignment import Waiting
     from states import State
-    from states.events import Event
 
 BY: Final = "api"
 
@@ -72,8 +70,8 @@ class Steering:
         changed = waiting.pause is None
         if changed and not asked.dry_run:
             self._log(PauseRequested.kind, row, asked.reason, by, hard=asked.hard)
-            event = PauseRequested(row.uid, time.monotonic(), reason=asked.reason, hard=asked.hard)
-            await self._change_queued(event, asked.reason, by)
+            data = {"reason": asked.reason, "hard": asked.hard}
+            await self._change_queued(row.uid, PauseRequested.kind, data, by, pause=asked.reason)
         return Changed(uid=row.uid, changed=changed, state="queued", dry_run=asked.dry_run)
 
     async def go_on(self, asked: Continue, by: dict[str, Any]) -> Changed:
@@ -90,8 +88,8 @@ class Steering:
         changed = waiting.pause is not None
         if changed and not asked.dry_run:
             self._log(ContinueRequested.kind, row, asked.reason, by)
-            event = ContinueRequested(row.uid, time.monotonic(), reason=asked.reason)
-            await self._change_queued(event, None, by)
+            data = {"reason": asked.reason}
+            await self._change_queued(row.uid, ContinueRequested.kind, data, by, pause=None)
         return Changed(uid=row.uid, changed=changed, state="queued", dry_run=asked.dry_run)
 
     async def _unended(self, uid: str) -> RunRow:
@@ -110,18 +108,16 @@ class Steering:
             f"run {row.uid} waits for {why}" if why else f"run {row.uid} is between queue and slot, try again"
         )
 
-    async def _change_queued(self, event: Event, pause: str | None, by: dict[str, Any]) -> None:
-        """A paused run does not leave the queue while that is being recorded."""
-        queue, uid = self._daemon.queue, event.run
-        # without its time: seconds in work are not counted in the queue
-        data = {
-            name: getattr(event, name) for name in event.__dataclass_fields__ if name not in {"run", "at"}
-        }
+    async def _change_queued(
+        self, uid: str, kind: str, data: dict[str, Any], by: dict[str, Any], *, pause: str | None
+    ) -> None:
+        """A paused run does not leave the queue while that is being recorded: without a time, seconds in work are not counted here."""
+        queue = self._daemon.queue
         if pause is not None:
             queue.pause(uid, pause)
         try:
             await self._journal.write(
-                lambda transaction: transaction.event(uid, event.kind, {**data, "by": BY, "who": by})
+                lambda transaction: transaction.event(uid, kind, {**data, "by": BY, "who": by})
             )
         except BaseException:
             if pause is not None and uid in queue:

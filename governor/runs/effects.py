@@ -197,7 +197,7 @@ class EffectRunner:
                         effect.conductor, effect.incarnation, command, seconds=COMMAND_SECONDS
                     )
                 except TransportError as error:
-                    log.info("part.not_told", run=self._run.uid, part=effect.part, reason=str(error))
+                    log.debug("part.not_told", run=self._run.uid, part=effect.part, reason=str(error))
                     await asyncio.sleep(TELL_AGAIN_SECONDS)
                 else:
                     return
