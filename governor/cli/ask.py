@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from governor.cli.rendering.display import Display
     from governor.executor import Executor
     from governor.messages import WatchEnd
-    from governor.watching import Watching
+    from governor.executor.watching import Watching
 
 T = TypeVar("T")
 

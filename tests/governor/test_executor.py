@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from governor import executor as module
 from governor.errors import (
     ExitCode,
     GoingDown,
@@ -21,6 +20,7 @@ from governor.errors import (
     UsageError,
 )
 from governor.executor import Executor
+from governor.executor import client as module
 from governor.messages import (
     SERVICE,
     Done,

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from governor.executor.watching import Watching
 from governor.messages import (
     ConductorStatus,
     PhaseResult,
@@ -13,7 +14,6 @@ from governor.messages import (
     TaskRecord,
     WatchEnd,
 )
-from governor.watching import Watching
 
 EPISODE = {"worker": 0, "seed": 1, "steps": 6, "seconds": 0.0125, "reason": ""}
 KINDS = [

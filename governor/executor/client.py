@@ -1,17 +1,10 @@
-"""The executor: the client that submits and follows runs. Speaks MDP/0.2 to the daemon's broker.
-
-Rules:
-1. Every call has a deadline and ends in a reply or a typed error of `governor.errors`.
-2. `submit` always sends a key (a random one by default), so that sending it again is safe.
-3. `watch` yields numbered events without gaps or duplicates, and continues after a broken connection.
-4. Calls wait for a daemon that is gone: if it is restarted within `patience`, nothing is lost.
-"""
+"""The client itself: it submits and follows runs, and asks about them."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -19,22 +12,15 @@ import transport.errors
 from governor.errors import (
     BadRequest,
     GoingDown,
-    GovernorError,
-    NoAnswer,
-    Unreachable,
-    UsageError,
     from_refusal,
     from_transport,
 )
-from governor.locations import find_broker, refuse_stale_socket
+from governor.executor.connection import RETRY_SECONDS
+from governor.executor.control import Control
+from governor.executor.watching import Watching
 from governor.messages import (
     SERVICE,
-    Abort,
-    Changed,
-    Continue,
-    Done,
     ExecutorReply,
-    ExecutorRequest,
     Explain,
     Explanation,
     FailureList,
@@ -44,13 +30,10 @@ from governor.messages import (
     ListRuns,
     OutputLine,
     OutputPage,
-    Pause,
     Prune,
     Pruned,
     ReadOutput,
     Refused,
-    Reload,
-    Reloaded,
     Results,
     Resume,
     RunCurves,
@@ -58,20 +41,16 @@ from governor.messages import (
     RunList,
     RunResult,
     StatusReport,
-    Stop,
     Submit,
     Submitted,
     Watch,
     WatchEnd,
-    decode_reply,
     encode,
 )
-from governor.watching import Watching
-from transport.client import Client
-from transport.errors import BadEndpoint, RemoteError, TooLarge, TransportError
+from transport.errors import RemoteError, TooLarge, TransportError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
     from pathlib import Path
 
     from governor.result import Result
@@ -79,7 +58,6 @@ if TYPE_CHECKING:
 
 IDLE_SECONDS: Final = 15.0
 """Without a message for so long (the daemon sends one every 5 s) a watch reconnects."""
-RETRY_SECONDS: Final = 0.2
 RESUME_SECONDS: Final = 120.0
 """Limit for a resume: the daemon copies files of tasks from the folder of a run."""
 PRUNE_SECONDS: Final = 120.0
@@ -88,7 +66,7 @@ PRUNE_SECONDS: Final = 120.0
 R = TypeVar("R", bound=ExecutorReply)
 
 
-class Executor:
+class Executor(Control):
     """The client of a daemon: an async context manager, ``async with Executor() as executor: ...``.
 
     Each call may raise Unreachable (there is no daemon), NoAnswer (no reply within `timeout`) and NotPermitted.
@@ -106,34 +84,6 @@ class Executor:
         Unreachable: no broker is given, and there is no socket.
         UsageError: the endpoint makes no sense.
     """
-
-    def __init__(
-        self,
-        broker: str | None = None,
-        *,
-        timeout: float = 10.0,
-        patience: float = 30.0,
-        awaits_restart: bool = True,
-        service: str = SERVICE,
-    ) -> None:
-        self.endpoint = find_broker(broker)
-        self.service = service
-        self.timeout = timeout
-        self.patience = patience
-        self._awaits_restart = awaits_restart
-        try:
-            self._client = Client(self.endpoint)
-        except BadEndpoint as error:
-            raise UsageError(str(error)) from error
-
-    async def __aenter__(self) -> Self:
-        """Raises Unreachable at once where the socket is one that a dead daemon left behind."""
-        await refuse_stale_socket(self.endpoint)
-        await self._client.__aenter__()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._client.aclose()
 
     async def submit(
         self,
@@ -273,25 +223,6 @@ class Executor:
             if not page.more:
                 await asyncio.sleep(RETRY_SECONDS)
 
-    async def pause(
-        self, uid: str, reason: str = "", *, hard: bool = False, dry_run: bool = False
-    ) -> Changed:
-        """Has no further episode or task of a run begin, until `continue_`, also over a restart of the daemon; a queued run stays in the
-        queue. `hard`: what runs is interrupted too, its slot becomes free, and what had not ended is done again. `dry_run`: only says
-        whether that would change something. Raises NoSuchRun, AlreadyEnded, TryAgain, UsageError for a hard pause of a run with
-        ``resume: never``.
-        """
-        asked = Pause(uid=uid, reason=reason, hard=hard, dry_run=dry_run)
-        return await self._ask(asked, Changed, source=uid)
-
-    async def continue_(self, uid: str, reason: str = "", *, dry_run: bool = False) -> Changed:
-        """Ends a pause, also one that a condition of the run has asked for. Raises as `pause`."""
-        return await self._ask(Continue(uid=uid, reason=reason, dry_run=dry_run), Changed, source=uid)
-
-    async def abort(self, uid: str, reason: str = "") -> None:
-        """Asks for the end of a run, in order; `wait` waits for it. Its result has the `reason`. Raises NoSuchRun, AlreadyEnded, TryAgain."""
-        await self._ask(Abort(uid=uid, reason=reason), Done, source=uid)
-
     async def prune(
         self, keep_runs: int | None = None, keep_days: float | None = None, *, dry_run: bool = False
     ) -> Pruned:
@@ -300,14 +231,6 @@ class Executor:
         """
         asked = Prune(keep_runs=keep_runs, keep_days=keep_days, dry_run=dry_run)
         return await self._ask(asked, Pruned, seconds=max(self.timeout, PRUNE_SECONDS))
-
-    async def reload(self) -> Reloaded:
-        """Has the daemon read its configuration again and apply it. Raises ConfigError with all faults: then nothing is changed."""
-        return await self._ask(Reload(), Reloaded)
-
-    async def stop(self, reason: str = "") -> None:
-        """Has a `RunGovernor` abort its runs and end. Raises UsageError for a daemon: a signal stops that."""
-        await self._ask(Stop(reason=reason), Done)
 
     async def result(self, uid: str, *, so_far: bool = False) -> RunResult:
         """The result of a run that has ended, as a message (`wait` returns a `governor.Result`); with `so_far` also of one in work. Raises NotEnded, NoSuchRun."""
@@ -328,65 +251,3 @@ class Executor:
         asked = GetCurves(uid=uid, metric=metric, phase=phase)
         seconds = max(self.timeout, RESUME_SECONDS)  # of each of many phases the last records are read
         return await self._ask(asked, RunCurves, source=uid, seconds=seconds, send=self._gather)
-
-    async def _ask(
-        self,
-        request: ExecutorRequest,
-        expected: type[R],
-        *,
-        source: str = "",
-        seconds: float | None = None,
-        send: Callable[[bytes, float], Awaitable[bytes]] | None = None,
-    ) -> R:
-        """The answer; for `patience` seconds it tries again where no daemon is reached. After one has refused because it
-        goes down it asks the next daemon, and raises that refusal if there is no answer.
-        """
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self.patience
-        transient: tuple[type[GovernorError], ...] = (Unreachable,)
-        refused: GoingDown | None = None
-        timeout = seconds or self.timeout
-        while True:
-            try:
-                answer = await (send or self._request)(encode(request), timeout)
-                return self._expect(answer, expected, source=source)
-            except GoingDown as error:
-                if not self._awaits_restart:
-                    raise
-                refused, transient = error, (Unreachable, NoAnswer)
-            except TransportError as error:
-                failure = from_transport(error, endpoint=self.endpoint)
-                if not isinstance(failure, transient) or (refused is None and loop.time() > until):
-                    raise failure from error
-            if refused is not None and (timeout := until - loop.time()) <= RETRY_SECONDS:
-                raise refused
-            await asyncio.sleep(RETRY_SECONDS)
-
-    async def _request(self, request: bytes, timeout: float) -> bytes:  # noqa: ASYNC109  # the transport's own
-        answer = await self._client.request(self.service, request, timeout=timeout, idempotent=True)
-        return answer[0] if answer else b""
-
-    async def _gather(self, request: bytes, timeout: float) -> bytes:  # noqa: ASYNC109  # as above
-        """Receives an answer in parts; the last part is `Done`, or a refusal, which is the answer then."""
-        whole = bytearray()
-        async for part in self._client.stream(self.service, request, idle_timeout=timeout):
-            last = part.body[0] if part.final and part.body else b""
-            if part.final and not isinstance(self._decode(last), Done):
-                return bytes(last)
-            if not part.final:
-                whole += b"".join(bytes(frame) for frame in part.body)
-        return bytes(whole)
-
-    def _expect(self, frame: bytes, expected: type[R], *, source: str) -> R:
-        reply = self._decode(frame)
-        if isinstance(reply, Refused):
-            raise from_refusal(reply, source=source)
-        if not isinstance(reply, expected):
-            raise BadRequest(f"the daemon answered {type(reply).__name__}, not {expected.__name__}")
-        return reply
-
-    def _decode(self, frame: bytes) -> ExecutorReply:
-        try:
-            return decode_reply(frame)
-        except msgspec.MsgspecError as error:
-            raise BadRequest(f"answer not understood, is the daemon of another version? ({error})") from error

@@ -1,0 +1,124 @@
+"""The connection of an executor to its daemon: requests, answers in one or many parts, and the errors they end in."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, Self, TypeVar
+
+import msgspec
+
+from governor.errors import (
+    BadRequest,
+    GoingDown,
+    GovernorError,
+    NoAnswer,
+    Unreachable,
+    UsageError,
+    from_refusal,
+    from_transport,
+)
+from governor.locations import find_broker, refuse_stale_socket
+from governor.messages import SERVICE, Done, ExecutorReply, ExecutorRequest, Refused, decode_reply, encode
+from transport.client import Client
+from transport.errors import BadEndpoint, TransportError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+RETRY_SECONDS: Final = 0.2
+
+R = TypeVar("R", bound=ExecutorReply)
+
+
+class Connection:
+    """Its arguments and errors are those of `Executor`."""
+
+    def __init__(
+        self,
+        broker: str | None = None,
+        *,
+        timeout: float = 10.0,
+        patience: float = 30.0,
+        awaits_restart: bool = True,
+        service: str = SERVICE,
+    ) -> None:
+        self.endpoint = find_broker(broker)
+        self.service = service
+        self.timeout = timeout
+        self.patience = patience
+        self._awaits_restart = awaits_restart
+        try:
+            self._client = Client(self.endpoint)
+        except BadEndpoint as error:
+            raise UsageError(str(error)) from error
+
+    async def __aenter__(self) -> Self:
+        """Raises Unreachable at once where the socket is one that a dead daemon left behind."""
+        await refuse_stale_socket(self.endpoint)
+        await self._client.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.aclose()
+
+    async def _ask(
+        self,
+        request: ExecutorRequest,
+        expected: type[R],
+        *,
+        source: str = "",
+        seconds: float | None = None,
+        send: Callable[[bytes, float], Awaitable[bytes]] | None = None,
+    ) -> R:
+        """The answer; for `patience` seconds it tries again where no daemon is reached. After one has refused because it
+        goes down it asks the next daemon, and raises that refusal if there is no answer.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self.patience
+        transient: tuple[type[GovernorError], ...] = (Unreachable,)
+        refused: GoingDown | None = None
+        timeout = seconds or self.timeout
+        while True:
+            try:
+                answer = await (send or self._request)(encode(request), timeout)
+                return self._expect(answer, expected, source=source)
+            except GoingDown as error:
+                if not self._awaits_restart:
+                    raise
+                refused, transient = error, (Unreachable, NoAnswer)
+            except TransportError as error:
+                failure = from_transport(error, endpoint=self.endpoint)
+                if not isinstance(failure, transient) or (refused is None and loop.time() > until):
+                    raise failure from error
+            if refused is not None and (timeout := until - loop.time()) <= RETRY_SECONDS:
+                raise refused
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _request(self, request: bytes, timeout: float) -> bytes:  # noqa: ASYNC109  # the transport's own
+        answer = await self._client.request(self.service, request, timeout=timeout, idempotent=True)
+        return answer[0] if answer else b""
+
+    async def _gather(self, request: bytes, timeout: float) -> bytes:  # noqa: ASYNC109  # as above
+        """Receives an answer in parts; the last part is `Done`, or a refusal, which is the answer then."""
+        whole = bytearray()
+        async for part in self._client.stream(self.service, request, idle_timeout=timeout):
+            last = part.body[0] if part.final and part.body else b""
+            if part.final and not isinstance(self._decode(last), Done):
+                return bytes(last)
+            if not part.final:
+                whole += b"".join(bytes(frame) for frame in part.body)
+        return bytes(whole)
+
+    def _expect(self, frame: bytes, expected: type[R], *, source: str) -> R:
+        reply = self._decode(frame)
+        if isinstance(reply, Refused):
+            raise from_refusal(reply, source=source)
+        if not isinstance(reply, expected):
+            raise BadRequest(f"the daemon answered {type(reply).__name__}, not {expected.__name__}")
+        return reply
+
+    def _decode(self, frame: bytes) -> ExecutorReply:
+        try:
+            return decode_reply(frame)
+        except msgspec.MsgspecError as error:
+            raise BadRequest(f"answer not understood, is the daemon of another version? ({error})") from error

@@ -1,0 +1,46 @@
+"""What an executor asks of runs that have not ended, and of the daemon itself."""
+
+from __future__ import annotations
+
+from governor.executor.connection import Connection
+from governor.messages import (
+    Abort,
+    Changed,
+    Continue,
+    Done,
+    Pause,
+    Reload,
+    Reloaded,
+    Stop,
+)
+
+
+class Control(Connection):
+    """The verbs of an `Executor` that steer."""
+
+    async def pause(
+        self, uid: str, reason: str = "", *, hard: bool = False, dry_run: bool = False
+    ) -> Changed:
+        """Has no further episode or task of a run begin, until `continue_`, also over a restart of the daemon; a queued run stays in the
+        queue. `hard`: what runs is interrupted too, its slot becomes free, and what had not ended is done again. `dry_run`: only says
+        whether that would change something. Raises NoSuchRun, AlreadyEnded, TryAgain, UsageError for a hard pause of a run with
+        ``resume: never``.
+        """
+        asked = Pause(uid=uid, reason=reason, hard=hard, dry_run=dry_run)
+        return await self._ask(asked, Changed, source=uid)
+
+    async def continue_(self, uid: str, reason: str = "", *, dry_run: bool = False) -> Changed:
+        """Ends a pause, also one that a condition of the run has asked for. Raises as `pause`."""
+        return await self._ask(Continue(uid=uid, reason=reason, dry_run=dry_run), Changed, source=uid)
+
+    async def abort(self, uid: str, reason: str = "") -> None:
+        """Asks for the end of a run, in order; `wait` waits for it. Its result has the `reason`. Raises NoSuchRun, AlreadyEnded, TryAgain."""
+        await self._ask(Abort(uid=uid, reason=reason), Done, source=uid)
+
+    async def reload(self) -> Reloaded:
+        """Has the daemon read its configuration again and apply it. Raises ConfigError with all faults: then nothing is changed."""
+        return await self._ask(Reload(), Reloaded)
+
+    async def stop(self, reason: str = "") -> None:
+        """Has a `RunGovernor` abort its runs and end. Raises UsageError for a daemon: a signal stops that."""
+        await self._ask(Stop(reason=reason), Done)
