@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from governor.cli.rendering.display import Display
     from governor.executor import Executor
-    from governor.messages import WatchEnd
     from governor.executor.watching import Watching
+    from governor.messages import WatchEnd
 
 T = TypeVar("T")
 

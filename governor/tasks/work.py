@@ -39,7 +39,7 @@ def work_item(attempt: Attempt, batch: Batch, *, slot_index: int, models: Sequen
         is_eval=task.is_eval,
         model=models[slot_index % len(models)] if models else None,
         inputs=inputs,
-        repeated=tuple(name for name in inputs if batch.nodes[name].spec.repeat > 1),
+        repeated=tuple(name for name in inputs if batch.nodes[name].spec.repeat > 1) if inputs else (),
     )
 
 

@@ -199,7 +199,7 @@ class GraphSession(LoopThread):
 
     def _begin_graph(self, number: int, batch: BatchSpec, listener: GraphListener) -> None:
         self._graphs.add(number)
-        self._opened().engine.submit(batch, listener)
+        self._opened().engine.submit(batch, listener, is_checked=True)
 
     def _end_graph(self, number: int, names: Collection[str]) -> None:
         self._graphs.discard(number)

@@ -111,7 +111,7 @@ class Attempts:
 
     def _on_begun(self, slot: RunnerSlot, job: Job, run: int, at: float) -> None:
         attempt, subtask = job.attempt, job.subtask
-        if attempt.runs[job.position : job.position + 1] != (run,):
+        if job.position == len(attempt.runs) or attempt.runs[job.position] != run:
             return
         job.taken, job.presumed = True, False
         job.run, job.run_at = run, at
@@ -127,7 +127,7 @@ class Attempts:
 
     def _run_over(self, slot: RunnerSlot, job: Job, report: Over) -> None:
         attempt, subtask = job.attempt, job.subtask
-        if attempt.runs[job.position : job.position + 1] != (report.run,):
+        if job.position == len(attempt.runs) or attempt.runs[job.position] != report.run:
             return
         job.position += 1
         if job.unannounced and report.error:  # where it failed is on record
@@ -360,18 +360,18 @@ class Attempts:
     def dispatch(self, slot: RunnerSlot, subtasks: list[SubTask]) -> None:
         self.slots.assign(slot)
         for subtask in subtasks:
-            task = subtask.node.spec
+            task, batch = subtask.node.spec, subtask.node.batch
             limit = task.timeout
-            limits, batch = subtask.node.batch.limits, subtask.node.batch.id
-            if limits is not None and not task.is_eval:
-                limit = limits.limit(limit)
+            if batch.limits is not None and not task.is_eval:
+                limit = batch.limits.limit(limit)
             subtask.began = None
-            limit = min(math.inf if limit is None else limit, subtask.left(self.outcomes.now))
+            if batch.spec.budget is not None:
+                limit = min(math.inf if limit is None else limit, subtask.left(self.outcomes.now))
             subtask.limit = limit = None if limit == math.inf else limit
-            attempt = Attempt(next(self._tickets), batch, task, subtask.missing, subtask.number, limit)
+            attempt = Attempt(next(self._tickets), batch.id, task, subtask.missing, subtask.number, limit)
             job = Job(attempt, subtask)
             slot.jobs.append(job)
-            subtask.node.batch.at_work[attempt.ticket] = slot, job
+            batch.at_work[attempt.ticket] = slot, job
         slot.waits_since = self.outcomes.now
         self._set_alarm(slot, self.outcomes.now + START_PRESUMED_AFTER)
         attempts = tuple(job.attempt for job in slot.jobs)

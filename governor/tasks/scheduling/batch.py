@@ -217,7 +217,7 @@ class Batch:
         self.bounds = spec.bounds
         self.nodes = {task.id: TaskNode(self, task) for task in spec.tasks}
         for node in self.nodes.values():
-            for name in dict.fromkeys(node.spec.depends_on):
+            for name in dict.fromkeys(node.spec.depends_on) if node.spec.depends_on else ():
                 other = self.nodes[name]
                 if other.dependants is None:
                     other.dependants = []

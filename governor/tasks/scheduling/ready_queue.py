@@ -89,7 +89,7 @@ class _Lanes:
 
 
 def _size(entry: Entry) -> int:
-    return entry.count if isinstance(entry, FreshRuns) else 1
+    return entry.count if type(entry) is FreshRuns else 1
 
 
 class ReadyQueue:

@@ -18,6 +18,8 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
+import msgspec
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
@@ -42,8 +44,7 @@ class Termination(NamedTuple):
     metrics: dict[str, float] | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Job:
+class Job(msgspec.Struct, eq=False):
     """An attempt on a runner, and its sub-task.
 
     `taken`: the runner has reported that it claimed it. `started_at`: start of the attempt's running time; `presumed`
