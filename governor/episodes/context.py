@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from governor.episodes.metrics import Reported, checked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from governor.episodes.metrics import Sums
@@ -35,13 +35,13 @@ class Reports:
         self._of_thread = threading.local()
         self._loose = Reported()
 
-    def bind(self, current: Callable[[], Iterable[tuple[int, Reported]]]) -> None:
+    def bind(self, current: Callable[[], Sequence[tuple[int, Reported]]]) -> None:
         """`current` gives the index and the reports of each episode for which this thread runs user code now."""
         self._of_thread.current = current
 
-    def current(self) -> list[tuple[int, Reported]]:
+    def current(self) -> Sequence[tuple[int, Reported]]:
         current = getattr(self._of_thread, "current", None)
-        return [] if current is None else list(current())
+        return () if current is None else current()
 
     @contextmanager
     def discarding(self) -> Iterator[None]:
@@ -60,9 +60,9 @@ class Reports:
         if not values:
             return
         numbers = checked(values, of=of)
-        found = [reported for _, reported in self.current()] if to is None else [to]
+        found = self.current() if to is None else ((-1, to),)
         with self._lock:
-            for reported in found or [self._loose]:
+            for _, reported in found or ((-1, self._loose),):
                 reported.add(numbers)
 
     def take(self, reported: Reported | None = None) -> Sums | None:

@@ -56,22 +56,27 @@ class Reported:
 
     def add(self, values: Mapping[str, float]) -> None:
         for name, value in values.items():
-            finite = isfinite(value)
-            self._merge(name, (finite, value if finite else 0.0, not finite))
+            known = self.sums.get(name) or self._new(name)
+            if isfinite(value):
+                known[0] += 1
+                known[1] += value
+            else:
+                known[2] += 1
 
     def merge(self, sums: Sums) -> None:
         for name, more in sums.items():
-            self._merge(name, more)
+            known = self.sums.get(name) or self._new(name)
+            for place, value in enumerate(more):
+                known[place] += value
 
-    def _merge(self, name: str, more: Any) -> None:
-        known = self.sums.get(name)
-        if known is None:
-            if len(self.sums) >= MOST:
-                drop(name)
-                return
-            known = self.sums[name] = [0, 0.0, 0]
-        for place, value in enumerate(more):
-            known[place] += value
+    def _new(self, name: str) -> list[float]:
+        """The sums of a name that has none yet; beyond `MOST` names they are kept nowhere."""
+        sums: list[float] = [0, 0.0, 0]
+        if len(self.sums) < MOST:
+            self.sums[name] = sums
+        else:
+            drop(name)
+        return sums
 
     def take(self) -> Sums:
         """What was added since the last call."""
@@ -110,10 +115,22 @@ def checked(values: Mapping[Any, Any], *, of: str) -> dict[str, float]:
     """The numbers of a report; `of` names it in errors. Raises TypeError or ValueError, which name the value."""
     found = {}
     for name, value in values.items():
-        if not isinstance(name, str) or not is_name(name):
-            raise ValueError(f"{of}: {name!r} cannot be the name of a metric")
+        if name not in _names:
+            _check_name(name, of=of)
         try:
-            found[name] = number(value)
+            found[name] = value if type(value) is float else number(value)
         except TypeError as error:
             raise TypeError(f"{of}: {name!r} {error}") from None
     return found
+
+
+def _check_name(name: Any, *, of: str) -> None:
+    """Raises ValueError for what cannot be a name."""
+    if not isinstance(name, str) or not is_name(name):
+        raise ValueError(f"{of}: {name!r} cannot be the name of a metric")
+    if len(_names) < MOST:
+        _names.add(name)
+
+
+_names: set[Any] = set()
+"""Some of the names that were checked: a report is rare, so that its cost is that of the code that it touches."""
