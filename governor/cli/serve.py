@@ -63,7 +63,7 @@ def command(
 
         from governor import logs  # noqa: PLC0415  # heavy: imported while the forkserver imports its own
         from governor.daemon.daemon import Daemon  # noqa: PLC0415  # as above
-        from governor.daemon.loop_time import TimedSelector  # noqa: PLC0415  # as above
+        from governor.daemon.metrics.loop_time import TimedSelector  # noqa: PLC0415  # as above
 
         log_format = config.log_format or logs.choose_format()
         logs.configure(log_format=log_format, level=config.log_level)

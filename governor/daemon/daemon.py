@@ -23,8 +23,8 @@ from governor.daemon import folders
 from governor.daemon.api import DaemonApi
 from governor.daemon.background import Background
 from governor.daemon.broker_supervisor import BrokerProcess, broker_of, wait_until_answering
-from governor.daemon.measurements import Measurements
-from governor.daemon.metrics_server import MetricsServer
+from governor.daemon.metrics.measurements import Measurements
+from governor.daemon.metrics.server import MetricsServer
 from governor.daemon.ray_supervisor import RayService
 from governor.daemon.recovery import Recovery
 from governor.daemon.run_queue import RunQueue, take
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
     from governor.config import Config
-    from governor.daemon.loop_time import TimedSelector
+    from governor.daemon.metrics.loop_time import TimedSelector
     from governor.daemon.systemd import SystemdNotifier
     from governor.messages import LoopTime, Prune, Pruned
     from governor.runs.assignment import Assignment, Waiting

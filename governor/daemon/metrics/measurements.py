@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from governor.daemon.broker_supervisor import BrokerProcess
-    from governor.daemon.loop_time import TimedSelector
+    from governor.daemon.metrics.loop_time import TimedSelector
     from governor.daemon.queries import DaemonState
     from governor.metrics import Measured
     from governor.runs.active_run import RunContext

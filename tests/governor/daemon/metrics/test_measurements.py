@@ -7,8 +7,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from governor import clock
-from governor.daemon.loop_time import TimedSelector
-from governor.daemon.measurements import Measurements
+from governor.daemon.metrics.loop_time import TimedSelector
+from governor.daemon.metrics.measurements import Measurements
 from governor.daemon.run_queue import RunQueue
 from governor.journal.journal import Journal
 from governor.metrics import Metrics

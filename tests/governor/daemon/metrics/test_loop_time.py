@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from governor.daemon.loop_time import TimedSelector
+from governor.daemon.metrics.loop_time import TimedSelector
 
 
 def test_what_runs_in_the_loop_counts_and_what_it_waits_for_does_not():
