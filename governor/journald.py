@@ -49,6 +49,9 @@ MESSAGE_IDS: Final = MappingProxyType(
     {
         ("daemon.ready", ""): "376d7db6497a42c0adae9085236e6692",
         ("daemon.stopping", ""): "9dccbb3856164c3baf51e80f43265f7d",
+        ("daemon.drained", ""): "ad8bbe7fcc8e414e94ca93a338032281",
+        ("daemon.undrained", ""): "9e22bb19bd0a4838b409fc2129de2847",
+        ("daemon.shutdown_requested", ""): "000838bc3d5b4c9387e2be3c3ad1b06c",
         ("daemon.fatal", ""): "83b9e78b688e4dcbb2293a2e9fecedda",
         ("run.accepted", ""): "c067a24e54d6461aaec37ce9355b4c53",
         ("run.transition", "starting"): "fe858a253fba47f3b0778e846a42807a",

@@ -39,12 +39,15 @@ VERBS: Final = {
     "view": "view:command",
     "logs": "logs:command",
     "resume": "submit:resume",
-    "pause": "questions:pause",
-    "continue": "questions:go_on",
-    "abort": "questions:abort",
+    "pause": "control:pause",
+    "continue": "control:go_on",
+    "abort": "control:abort",
     "replay": "replay:command",
     "prune": "prune:command",
     "reload": "questions:reload",
+    "drain": "control:drain",
+    "undrain": "control:undrain",
+    "shutdown": "control:shutdown",
 }
 """Each verb and where its command is, in the order of a new user's first steps."""
 

@@ -37,6 +37,7 @@ from governor.messages import (
     Abort,
     Continue,
     Done,
+    Drain,
     ExecutorReply,
     Explain,
     GetCurves,
@@ -49,9 +50,11 @@ from governor.messages import (
     Reload,
     Results,
     Resume,
+    ShutdownDaemon,
     Stop,
     Submit,
     Submitted,
+    Undrain,
     Watch,
     WatchEnd,
     decode_request,
@@ -126,6 +129,12 @@ class DaemonApi:
                 return await self.steering.pause(asked, by)
             case Continue():
                 return await self.steering.go_on(asked, by)
+            case Drain():
+                return await self._daemon.draining.drain(asked, by)
+            case Undrain():
+                return await self._daemon.draining.undrain(asked, by)
+            case ShutdownDaemon():
+                return await self._daemon.draining.shut_down(asked, by)
             case Explain(uid=uid):
                 return await self._queries.explain(uid)
             case ReadOutput():

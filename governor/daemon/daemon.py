@@ -23,18 +23,19 @@ from governor.daemon import folders
 from governor.daemon.api import DaemonApi
 from governor.daemon.background import Background
 from governor.daemon.broker_supervisor import BrokerProcess, broker_of, wait_until_answering
+from governor.daemon.dispatcher import Dispatcher
+from governor.daemon.draining import Draining
 from governor.daemon.metrics.measurements import Measurements
 from governor.daemon.metrics.server import MetricsServer
 from governor.daemon.ray_supervisor import RayService
 from governor.daemon.recovery import Recovery
-from governor.daemon.run_queue import RunQueue, take
+from governor.daemon.run_queue import RunQueue
 from governor.errors import (
     ConfigError,
     ExitCode,
     FilesRemoved,
     GovernorError,
     ProcessError,
-    TryAgain,
     UsageError,
 )
 from governor.journal import disk_reserve, schema
@@ -58,13 +59,11 @@ if TYPE_CHECKING:
     from governor.daemon.metrics.loop_time import TimedSelector
     from governor.daemon.systemd import SystemdNotifier
     from governor.messages import LoopTime, Prune, Pruned
-    from governor.runs.assignment import Assignment, Waiting
+    from governor.runs.assignment import Waiting
 
 REQUEST_CREDIT: Final = 256
 """Requests to the API at once; an open `watch` holds one."""
 REGISTER_SECONDS: Final = 10.0
-ASSIGN_AGAIN_SECONDS: Final = 5.0
-"""Seconds until the next attempt, after a slot could not begin a run (because of a full disk, for example)."""
 
 log = logs.get_logger()
 
@@ -96,13 +95,14 @@ class Daemon:
         self._notifier = notifier
         self._background = Background(state_dir=config.state_dir)
         self.journal_folder = config.state_dir
-        self._wake = asyncio.Event()
         self._signals = 0
         self._refused = ""
         self.held: Mapping[str, str] = {}
         self.damaged: dict[str, str] = {}
         self.is_stopping = False
         self.api: DaemonApi
+        self.draining: Draining
+        self._dispatcher: Dispatcher
         self._journal: Journal
         self._broker: BrokerProcess
         self._reserve: disk_reserve.Reserve
@@ -110,7 +110,7 @@ class Daemon:
         self._recovery: Recovery
 
     def dispatch(self) -> None:
-        self._wake.set()
+        self._dispatcher.wake()
 
     async def serve(self) -> ExitCode:
         """Serves until SIGTERM or SIGINT and returns the exit code. Raises the error that prevents a start."""
@@ -147,6 +147,9 @@ class Daemon:
             journal = await self._open_journal(stack)
             recovery = self._recovery = Recovery(journal=journal, state_dir=config.state_dir)
             self.held, self.damaged = recovery.held, recovery.damaged
+            self.draining = Draining(journal, is_idle=self._is_idle, end=self.end, changed=self._drained)
+            await self.draining.load()
+            self._dispatcher = Dispatcher(self.queue, damaged=self.damaged, may_begin=self._may_begin)
             await recovery.clean_up()
             await stack.enter_async_context(
                 recovery.heartbeat.beating(in_order=lambda: background.is_in_order)
@@ -165,7 +168,7 @@ class Daemon:
             slots = [
                 asyncio.create_task(self._govern(governor), name=governor.uid) for governor in self.governors
             ]
-            background.spawn(self._dispatch_all(), "dispatch")
+            background.spawn(self._dispatcher.run(self.governors, journal), "dispatch")
             background.spawn(context.files.run(), "file_watch")
             self._journal = journal
             self._pruner = Pruner(context.journal, context.runs_folder)
@@ -279,31 +282,15 @@ class Daemon:
         except Exception as error:  # noqa: BLE001  # logged by the governor; it ends the daemon
             self._background.crashed(error)
 
-    async def _dispatch_all(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            for governor in self.governors:
-                if not self._may_assign(governor):
-                    continue
-                assignment = await take(self.queue, self._journal, damaged=self.damaged)
-                if assignment is None:
-                    continue
-                if self._may_assign(governor):  # still: the journal was read meanwhile
-                    await self._assign(governor, assignment)
-                else:
-                    self.queue.put_back(assignment)
+    def _may_begin(self) -> bool:
+        return not (self.is_stopping or self.draining.waits_for)
 
-    def _may_assign(self, governor: RunGovernor) -> bool:
-        return not self.is_stopping and governor.is_free
+    def _is_idle(self) -> bool:
+        return not any(governor.experiment_run_id for governor in self.governors)
 
-    async def _assign(self, governor: RunGovernor, assignment: Assignment) -> None:
-        try:
-            await governor.assign(assignment)
-        except (TryAgain, OSError) as error:
-            log.warning("run.not_assigned", run=assignment.uid, slot=governor.uid, reason=str(error))
-            self.queue.put_back(assignment)
-            asyncio.get_running_loop().call_later(ASSIGN_AGAIN_SECONDS, self.dispatch)
+    def _drained(self) -> None:
+        self.dispatch()
+        self._notifier.status(self._status)
 
     @property
     def _retention(self) -> RetentionPolicy:
@@ -326,12 +313,14 @@ class Daemon:
         if governor.is_free:
             self.dispatch()
             self._pruner.wake()
+            self.draining.end_if_idle()
         self._notifier.status(self._status)
 
     @property
     def _status(self) -> str:
         in_work = [f"{g.experiment_run_id} {g.state.name}" for g in self.governors if g.experiment_run_id]
-        return f"{', '.join(in_work) or 'no run in work'}; {len(self.queue)} queued{self._refused}"
+        drained = "" if self.draining.state == "serving" else f"; {self.draining.state}"
+        return f"{', '.join(in_work) or 'no run in work'}; {len(self.queue)} queued{drained}{self._refused}"
 
     def _announce(self) -> None:
         self._notifier.ready(self._status)
@@ -386,9 +375,15 @@ class Daemon:
         finally:
             self._notifier.status(self._status)
 
+    def end(self, reason: str) -> None:
+        """As the first signal does."""
+        if not self._background.stop.is_set():
+            log.info("daemon.ending", reason=reason)
+            self._background.stop.set()
+
     def stop(self, reason: str) -> None:  # noqa: ARG002  # a RunGovernor that was built by itself needs it
-        """Raises UsageError: a signal stops a daemon."""
-        raise UsageError("a daemon is not stopped by a request, but by SIGTERM (`systemctl stop`)")
+        """Raises UsageError: `shutdown` or a signal ends a daemon."""
+        raise UsageError("a daemon has no runs of its own to abort: `governor shutdown` or SIGTERM ends it")
 
     def _dump(self) -> None:
         log.info(

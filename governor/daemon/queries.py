@@ -26,6 +26,7 @@ from states.at_work import Pause
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from governor.daemon.draining import Draining
     from governor.daemon.run_queue import RunQueue
     from governor.journal.runs_table import RunLine, RunRow
     from governor.messages import LoopTime, OutputPage, Prune, Pruned, ReadOutput, Reloaded, RunEvent
@@ -49,6 +50,7 @@ class DaemonState(Protocol):
     queue: RunQueue
     held: Mapping[str, str]
     damaged: dict[str, str]
+    draining: Draining
 
     def loop_time(self) -> LoopTime | None:
         """None where it is not measured."""
@@ -102,7 +104,7 @@ class RunQueries:
             endpoint=self._context.client_endpoint,
             uptime=time.monotonic() - self._started_at,
             slots=len(self._daemon.governors),
-            state="stopping" if self._daemon.is_stopping else "serving",
+            state="stopping" if self._daemon.is_stopping else self._daemon.draining.state,
             runs=runs,
             ray=str(self._context.ray),
             quarantined=self._quarantined(),
@@ -234,6 +236,8 @@ class RunQueries:
     def _place_of(self, waiting: Waiting) -> str:
         if waiting.pause is not None:
             return Pause(since=0.0, reason=waiting.pause).waits_for(waiting.uid)
+        if waits_for := self._daemon.draining.waits_for:
+            return waits_for
         before = self._daemon.queue.position(waiting.uid)
         return f"a free slot ({before} run{'' if before == 1 else 's'} before it)"
 

@@ -10,22 +10,15 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from governor import logs
-from governor.daemon.damage import UNREADABLE, damage_in
 from governor.errors import TryAgain
-from governor.runs.assignment import Assignment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from governor.journal.journal import Journal
     from governor.runs.assignment import Waiting
-
-log = logs.get_logger()
 
 
 class RunQueue:
@@ -117,31 +110,3 @@ class RunQueue:
     def uids(self, limit: int | None = None) -> list[str]:
         """The first ones, up to `limit`."""
         return list(islice(self._waiting, limit))
-
-
-async def take(queue: RunQueue, journal: Journal, *, damaged: dict[str, str]) -> Assignment | None:
-    """Takes the first run whose run file can be read; None if there is none. It is read while the run still waits. Those
-    before it are `damaged`. Raises JournalError.
-    """
-    while (waiting := queue.first()) is not None:
-        found = await journal.read(partial(_read, journal, waiting))
-        now = queue.find(waiting.uid)
-        if now is None or now.pause is not None:  # it was aborted or paused meanwhile
-            continue
-        queue.remove(waiting.uid)
-        if not isinstance(found, str):
-            return found
-        damaged[waiting.uid] = found
-        log.error("run.damaged", run=waiting.uid, reason=found)
-    return None
-
-
-def _read(journal: Journal, waiting: Waiting) -> Assignment | str:
-    """Returns the damage of a run that can't be read. Blocks."""
-    row = journal.run(waiting.uid)
-    if row is None or row.damage:
-        return "runs: its row is gone" if row is None else row.damage
-    try:
-        return Assignment.of(row, waiting)
-    except UNREADABLE as error:
-        return damage_in(error)

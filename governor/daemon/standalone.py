@@ -263,6 +263,9 @@ class _Host(Daemon):
         """Asks the RunGovernor to end."""
         self._alone.stop(reason)
 
+    def end(self, reason: str) -> None:
+        self.stop(reason)
+
     async def end_runs(self, reason: str) -> None:
         """Aborts all runs, and returns when they have ended, or when an error of the daemon interrupts them."""
         self.is_stopping = True

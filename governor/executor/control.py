@@ -8,10 +8,13 @@ from governor.messages import (
     Changed,
     Continue,
     Done,
+    Drain,
     Pause,
     Reload,
     Reloaded,
+    ShutdownDaemon,
     Stop,
+    Undrain,
 )
 
 
@@ -36,6 +39,20 @@ class Control(Connection):
     async def abort(self, uid: str, reason: str = "") -> None:
         """Asks for the end of a run, in order; `wait` waits for it. Its result has the `reason`. Raises NoSuchRun, AlreadyEnded, TryAgain."""
         await self._ask(Abort(uid=uid, reason=reason), Done, source=uid)
+
+    async def drain(self, reason: str = "", *, dry_run: bool = False) -> Changed:
+        """Has the daemon begin no queued run, also after its restart, until `undrain`. Runs in work go on, submitted ones wait."""
+        return await self._ask(Drain(reason=reason, dry_run=dry_run), Changed)
+
+    async def undrain(self, reason: str = "", *, dry_run: bool = False) -> Changed:
+        """Has the daemon begin runs again; takes back a `shutdown` when idle, too."""
+        return await self._ask(Undrain(reason=reason, dry_run=dry_run), Changed)
+
+    async def shutdown(self, reason: str = "", *, when_idle: bool = False, dry_run: bool = False) -> Changed:
+        """Ends the daemon. Its runs are interrupted and go on at its next start; with `when_idle` no queued run begins any more, and it
+        ends once none is in work.
+        """
+        return await self._ask(ShutdownDaemon(reason=reason, when_idle=when_idle, dry_run=dry_run), Changed)
 
     async def reload(self) -> Reloaded:
         """Has the daemon read its configuration again and apply it. Raises ConfigError with all faults: then nothing is changed."""

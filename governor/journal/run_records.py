@@ -70,6 +70,15 @@ class RunRecords(RunsTable):
                 found[uid] = plain_events(uid, "events, number 1", packed)[0].get("by", {})
         return found
 
+    def last_of_daemon(self, kinds: Sequence[str]) -> RunEvent | None:
+        """The last event of these kinds about the daemon itself: it has no `uid`."""
+        marks = ", ".join("?" * len(kinds))
+        question = f"SELECT position, at, kind, data FROM daemon_events WHERE kind IN ({marks}) ORDER BY position DESC LIMIT 1"  # noqa: S608
+        for position, at, kind, packed in self._rows(question, tuple(kinds)):
+            data = decoded("", f"daemon_events, number {position}", packed, dict[str, Any])
+            return RunEvent(uid="", seq=position, at=at, kind=kind, data=data)
+        return None
+
     def latest(self, uid: str) -> RunEvent | None:
         """The last event on record."""
         row = next(self._rows(f"{EVENTS_OF_RUN} ORDER BY last DESC LIMIT 1", (uid,)), None)

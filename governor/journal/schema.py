@@ -25,7 +25,7 @@ from governor.journal.excerpts import FUNCTIONS
 if TYPE_CHECKING:
     from pathlib import Path
 
-SCHEMA_VERSION: Final = 7
+SCHEMA_VERSION: Final = 8
 ENDED: Final = "typeof(ended_at) = 'real'"
 UNENDED: Final = "typeof(ended_at) <> 'real'"
 PRUNED: Final = "typeof(pruned_at) = 'real'"
@@ -112,7 +112,16 @@ _FAILURES: Final = f"""
 ALTER TABLE events ADD COLUMN failures INTEGER NOT NULL DEFAULT 0;
 {failures.INDEX}
 """
-SCHEMA: Final = _RUNS + _INDICES + _RECORDS + _FIGURES + _FAILURES
+_OF_DAEMON: Final = """
+CREATE TABLE daemon_events (
+    position INTEGER PRIMARY KEY,
+    at REAL NOT NULL,
+    kind TEXT NOT NULL,
+    data BLOB NOT NULL
+);
+"""
+"""What was asked of the daemon itself: `data` is a map in msgpack."""
+SCHEMA: Final = _RUNS + _INDICES + _RECORDS + _FIGURES + _FAILURES + _OF_DAEMON
 MIGRATIONS: Final = {
     1: "ALTER TABLE runs ADD COLUMN parent TEXT;",
     2: f"""
@@ -150,6 +159,7 @@ UPDATE runs SET phases = phases_of(spec), metrics = metrics_of(result), seconds 
 UPDATE events SET failures = failures_packed(kind, coalesce(data, (SELECT records.data FROM records WHERE position = records)))
     WHERE kind IN {failures.KINDS};
 """,  # noqa: S608  # our own schema
+    7: _OF_DAEMON,
 }
 """From each schema to the next one; ``packed(data)`` is `array_of_one`, the other functions are `excerpts.FUNCTIONS` and
 `failures.failures_packed`.

@@ -151,6 +151,13 @@ class Transaction(Inheritance):
         """Records the next events of a run, all of one kind, in one row."""
         self._insert_events(uid, kind, data)
 
+    def event_of_daemon(self, kind: str, data: dict[str, Any]) -> None:
+        """Records what was asked of the daemon itself."""
+        self._connection.execute(
+            "INSERT INTO daemon_events (at, kind, data) VALUES (?, ?, ?)",
+            (clock.wall(), kind, msgspec.msgpack.encode(data)),
+        )
+
     def _insert_events(
         self, uid: str, kind: str, items: Sequence[Any], *, records: int | None = None, phase: int = -1
     ) -> None:

@@ -73,9 +73,33 @@ class Continue(Message, frozen=True):
     dry_run: bool = False
 
 
+class Drain(Message, frozen=True):
+    """No queued run begins any more, also after a restart of the daemon, until `Undrain`. Answered with `Changed`."""
+
+    reason: str = ""
+    dry_run: bool = False
+
+
+class Undrain(Message, frozen=True):
+    """Ends a drain, and takes back a `ShutdownDaemon` when idle. Answered with `Changed`."""
+
+    reason: str = ""
+    dry_run: bool = False
+
+
+class ShutdownDaemon(Message, frozen=True):
+    """Ends the daemon: its runs are interrupted, and go on at its next start. `when_idle`: no queued run begins any more, and it ends
+    once no run is in work. Answered with `Changed`.
+    """
+
+    reason: str = ""
+    when_idle: bool = False
+    dry_run: bool = False
+
+
 class Changed(Message, frozen=True):
-    """The answer to a command about the run `uid`. `changed`: something is different now, or would be with `dry_run`; False: it was so
-    already. `state` of the run, before.
+    """The answer to a command about the run `uid`, or, without one, about the daemon. `changed`: something is different now, or would be
+    with `dry_run`; False: it was so already. `state` of the run or the daemon, before.
     """
 
     uid: str
@@ -354,6 +378,9 @@ ExecutorRequest: TypeAlias = (
     | Abort
     | Pause
     | Continue
+    | Drain
+    | Undrain
+    | ShutdownDaemon
     | Results
     | GetCurves
     | ListFailures

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from governor.daemon.run_queue import take
+from governor.daemon.dispatcher import take
 from governor.errors import (
     AlreadyEnded,
     ExitCode,

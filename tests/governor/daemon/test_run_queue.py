@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from governor.daemon.run_queue import RunQueue, take
+from governor.daemon.dispatcher import take
+from governor.daemon.run_queue import RunQueue
 from governor.errors import TryAgain
 from governor.journal.journal import Journal
 from governor.runs.assignment import Waiting

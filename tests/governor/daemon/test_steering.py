@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from governor.daemon.run_queue import take
+from governor.daemon.dispatcher import take
 from governor.errors import AlreadyEnded, GovernorError, JournalError, NoSuchRun, TryAgain
 from tests.support.daemon.api_world import RUN, open_api
 

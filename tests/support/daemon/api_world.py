@@ -8,6 +8,7 @@ from pathlib import Path
 
 from governor.config import LogsConfig
 from governor.daemon.api import DaemonApi
+from governor.daemon.draining import Draining
 from governor.daemon.run_queue import RunQueue
 from governor.errors import ConfigError
 from governor.executor import Executor
@@ -44,6 +45,7 @@ class DaemonStandIn:
         self.damaged = {}
         self.is_stopping = False
         self.dispatched = 0
+        self.ended = []
         self.disk_reserve = 0
 
     def dispatch(self):
@@ -96,6 +98,9 @@ async def open_api():
             )
             daemon = DaemonStandIn()
             daemon.journal = journal
+            daemon.draining = Draining(
+                journal, is_idle=lambda: True, end=daemon.ended.append, changed=daemon.dispatch
+            )
             daemon.client = own
             daemon.runs = folder
             daemon.pruner = Pruner(journal, folder)

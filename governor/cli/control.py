@@ -1,0 +1,110 @@
+"""The verbs that steer runs and the daemon: `pause`, `continue`, `abort`, `drain`, `undrain`, `shutdown`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from governor.cli import ask
+from governor.cli.rendering import display
+from governor.cli.rendering.lines import say
+from governor.messages import Done
+
+if TYPE_CHECKING:
+    from governor.messages import Changed
+
+reason_option = click.option("--reason", default="", help="Kept in the run's record.")
+dry_run_option = click.option(
+    "--dry-run", is_flag=True, help="Say whether that would change something, and change nothing."
+)
+
+
+@click.command("pause", short_help="Begin nothing further of a run.")
+@ask.run_argument
+@click.option("--hard", is_flag=True, help="Interrupt what runs, and leave the slot to others.")
+@reason_option
+@dry_run_option
+@ask.json_option
+@click.pass_obj
+def pause(broker: str | None, *, uid: str, hard: bool, reason: str, dry_run: bool, as_json: bool) -> None:
+    """Have no further episode or task of RUN begin, until `governor continue RUN`, also over a restart of the daemon. What runs, ends;
+    with --hard it is interrupted, and done again later.
+    """
+    found = ask.ask(broker, lambda executor: executor.pause(uid, reason, hard=hard, dry_run=dry_run))
+    _say_changed(found, "is paused", "is paused already", as_json=as_json)
+
+
+@click.command("continue", short_help="End the pause of a run.")
+@ask.run_argument
+@reason_option
+@dry_run_option
+@ask.json_option
+@click.pass_obj
+def go_on(broker: str | None, *, uid: str, reason: str, dry_run: bool, as_json: bool) -> None:
+    """Have a paused RUN go on, also where one of its conditions has asked for the pause."""
+    found = ask.ask(broker, lambda executor: executor.continue_(uid, reason, dry_run=dry_run))
+    _say_changed(found, "goes on", "is not paused", as_json=as_json)
+
+
+def _say_changed(found: Changed, done: str, was: str, *, as_json: bool) -> None:
+    subject = f"run {found.uid}" if found.uid else "the daemon"
+    if as_json:
+        display.print_json(found)
+    elif found.dry_run and found.changed:
+        say(f"{subject} is {found.state}: that would change it")
+    else:
+        say(f"{subject} {done if found.changed else was}")
+
+
+@click.command("abort", short_help="End a run in order.")
+@ask.run_argument
+@reason_option
+@ask.json_option
+@click.pass_obj
+def abort(broker: str | None, *, uid: str, reason: str, as_json: bool) -> None:
+    """Abort RUN. Its end is an event of the run: `governor watch RUN` waits for it."""
+    ask.ask(broker, lambda executor: executor.abort(uid, reason=reason))
+    if as_json:
+        display.print_json(Done())
+    else:
+        say(f"run {uid} is being aborted; `governor watch {uid}` waits for its end")
+
+
+@click.command("drain", short_help="Begin no further run.")
+@reason_option
+@dry_run_option
+@ask.json_option
+@click.pass_obj
+def drain(broker: str | None, *, reason: str, dry_run: bool, as_json: bool) -> None:
+    """Have the daemon begin no queued run, until `governor undrain`, also over its restart. Runs in work go on, and submitted ones wait
+    in the queue.
+    """
+    found = ask.ask(broker, lambda executor: executor.drain(reason, dry_run=dry_run))
+    _say_changed(found, "is drained: it begins no further run", "is drained already", as_json=as_json)
+
+
+@click.command("undrain", short_help="Begin runs again.")
+@reason_option
+@dry_run_option
+@ask.json_option
+@click.pass_obj
+def undrain(broker: str | None, *, reason: str, dry_run: bool, as_json: bool) -> None:
+    """Have the daemon begin queued runs again. It takes back `governor shutdown --when-idle`, too."""
+    found = ask.ask(broker, lambda executor: executor.undrain(reason, dry_run=dry_run))
+    _say_changed(found, "begins runs again", "is not drained", as_json=as_json)
+
+
+@click.command("shutdown", short_help="End the daemon.")
+@click.option("--when-idle", is_flag=True, help="Begin no further run, and end once none is in work.")
+@reason_option
+@dry_run_option
+@ask.json_option
+@click.pass_obj
+def shutdown(broker: str | None, *, when_idle: bool, reason: str, dry_run: bool, as_json: bool) -> None:
+    """End the daemon, as SIGTERM does: its runs are interrupted, and go on at its next start. With --when-idle those in work come to
+    their end before; queued runs wait for the next start.
+    """
+    found = ask.ask(broker, lambda executor: executor.shutdown(reason, when_idle=when_idle, dry_run=dry_run))
+    done = "ends once no run is in work" if when_idle else "ends"
+    _say_changed(found, done, "ends when it is idle already", as_json=as_json)
