@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from states.events import DeadlineName
-    from states.plan import Kind, Outcome, Part
+    from states.plan import Kind, Outcome, Part, WorkChange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,18 @@ class PausePart(ConductorEffect):
     phase: int
     part: Part
     paused: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeWork(ConductorEffect):
+    """Tells the conductor to cancel an episode or a task of its part, or to do it again. No event follows but those of that work."""
+
+    phase: int
+    part: Part
+    change: WorkChange
+    episode: int | None
+    task: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, TypeAlias
 
 from states.amounts import Limit
-from states.plan import Outcome, Part, RunPlan
+from states.plan import Outcome, Part, RunPlan, WorkChange
 
 Flow: TypeAlias = Literal["PAUSE", "RESET", "RESTART", "STOP_SIMULATION", "STOP_PHASE", "SHUTDOWN"]
 DeadlineName: TypeAlias = Literal["start", "restart", "wall_clock", "close", "finalize", "retry", "stop"]
@@ -62,6 +62,22 @@ class ContinueRequested(Event):
 
     kind: ClassVar[str] = "run.continue_requested"
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkChangeRequested(Event):
+    """Command: an `episode`, by its index, or a `task`, by its id, of this phase is to end as `cancelled`, or to be done again."""
+
+    kind: ClassVar[str] = "run.work_change_requested"
+    change: WorkChange
+    phase: int
+    episode: int | None = None
+    task: str = ""
+    reason: str = ""
+
+    @property
+    def part(self) -> Part:
+        return "tasks" if self.episode is None else "simulation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,4 +270,10 @@ EVENTS: Final[tuple[type[Event], ...]] = tuple(
     if isinstance(each, type) and issubclass(each, Event) and hasattr(each, "kind")
 )
 """All classes above with a `kind`."""
-COMMANDS: Final[tuple[type[Event], ...]] = (RunAssigned, AbortRequested, PauseRequested, ContinueRequested)
+COMMANDS: Final[tuple[type[Event], ...]] = (
+    RunAssigned,
+    AbortRequested,
+    PauseRequested,
+    ContinueRequested,
+    WorkChangeRequested,
+)

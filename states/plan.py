@@ -10,6 +10,8 @@ from typing import Literal, TypeAlias
 Kind: TypeAlias = Literal["environment", "agent", "simulation", "task"]
 Part: TypeAlias = Literal["simulation", "tasks"]
 Outcome: TypeAlias = Literal["finished", "failed", "aborted"]
+WorkChange: TypeAlias = Literal["cancel", "requeue"]
+"""What is asked for an episode or a task that has not ended: its end, or that what runs of it ends and is done again."""
 OnStall: TypeAlias = Literal["report", "restart", "fail"]
 
 

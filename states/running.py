@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from states import at_work, base, finalizing
 from states.at_work import AtWork
 from states.base import Answer, Dropped, Rejected, Step
-from states.effects import BeginPhase, EndPhase, PausePart, StartPart, StopConductor, StopPart
+from states.effects import BeginPhase, ChangeWork, EndPhase, PausePart, StartPart, StopConductor, StopPart
 from states.events import PartEnded
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         PauseRequested,
         RunProgressResumed,
         RunStalled,
+        WorkChangeRequested,
     )
     from states.plan import Part
 
@@ -240,6 +241,26 @@ def flow_requested(state: Running, event: FlowRequested) -> Answer:
             return Step(stopped, _stop_tasks(stopped))
         case _:
             return Step(state)
+
+
+def work_change_requested(state: Running, event: WorkChangeRequested) -> Answer:
+    """A part that has not begun, or begins again, learns of what was cancelled when it begins: that is on record by then."""
+    if event.phase != state.phase or event.part not in state.open:
+        return Rejected(state, f"{event.part} of phase {event.phase} is not at work")
+    conductor = state.ready_conductor_of(event.part)
+    if conductor is None or event.part in state.unbegun:
+        return Step(state)
+    effect = ChangeWork(
+        conductor=conductor.name,
+        incarnation=conductor.incarnation,
+        phase=event.phase,
+        part=event.part,
+        change=event.change,
+        episode=event.episode,
+        task=event.task,
+        reason=event.reason,
+    )
+    return Step(state, (effect,))
 
 
 def _restart_conductors(state: Running, event: FlowRequested) -> Step:

@@ -95,6 +95,7 @@ TABLE: Final[Mapping[type[State], Mapping[type[Event], Rule]]] = {
         events.PartFailed: Rule(running.part_failed),
         events.PauseRequested: Rule(running.pause, (Stopping,), "hard pause"),
         events.ContinueRequested: Rule(running.go_on, (Finalizing,), "last phase ended"),
+        events.WorkChangeRequested: Rule(running.work_change_requested),
         events.FlowRequested: Rule(running.flow_requested, (Finalizing,), "failure without restarts left"),
     },
     Finalizing: {

@@ -48,6 +48,7 @@ from governor.tasks.scheduling.events import (
     SchedulerEvent,
     Shape,
     StartRunner,
+    TaskChanged,
     Tick,
     shape_of,
 )
@@ -142,15 +143,14 @@ class Engine:
 
     def rest(self) -> None:
         """Gives the idle runners away; whoever submits a batch next waits for others."""
-        slots = self._core.slots
+        slots, idle = self._core.slots, self._idle()
         slots.keep_warm = False
-        idle = [slot for slot in slots.all() if slot.state == "idle"]
         for slot in idle:
             slots.mark_dying(slot)
         self._runners.release([slot.runner for slot in idle])
 
-    def _idle(self) -> list[int]:
-        return [slot.runner for slot in self._core.slots.all() if slot.state == "idle"]
+    def _idle(self) -> list[RunnerSlot]:
+        return [slot for slot in self._core.slots.all() if slot.state == "idle"]
 
     async def close(self) -> None:
         """Cancels all batches, and waits for the exit of every runner. Call once. A pending `wait_for_runner` or `restart`
@@ -165,7 +165,7 @@ class Engine:
             self._pauses.clear()
             self.pause("", paused=False)
             await asyncio.sleep(0)
-        await self._runners.close(self._idle())
+        await self._runners.close([slot.runner for slot in self._idle()])
         if self._alarm is not None:
             self._alarm.cancel()
 
@@ -210,6 +210,10 @@ class Engine:
     def cancel(self, batch: BatchId, *, reason: str, gentle: bool = False) -> None:
         """What has not ended of the batch ends as `cancelled`."""
         self._handle(Cancelled(time.monotonic(), batch, reason, gentle))
+
+    def change_task(self, batch: BatchId, task: str, *, again: bool, reason: str) -> None:
+        """As `TaskChanged`. A task that has ended stays so."""
+        self._handle(TaskChanged(time.monotonic(), batch, task, reason, again))
 
     def is_active(self, batch: BatchId | None = None) -> bool:
         """Whether it was submitted and has not ended; None: whether there is any such."""
@@ -284,20 +288,19 @@ class Engine:
         messages: Sequence[Begun | Over | Loading | StateUpdate | Reported],
         now: float,
     ) -> None:
-        reports: list[Begun | Over | Loading] = []
+        reports: list[Any] = []  # types are compared: `isinstance` of a union would cost a tenth of a run
         for message in messages:
-            if type(message) is StateUpdate or type(message) is Reported:
+            is_aside = type(message) is StateUpdate or type(message) is Reported
+            if is_aside or (type(message) is Over and message.traceback):
                 self._on_aside(runner, message)
-                continue
-            if type(message) is Over and message.traceback:
-                self._on_aside(runner, message)
-            reports.append(message)  # type: ignore[arg-type]  # `isinstance` of the union would cost a tenth of a run
+            if not is_aside:
+                reports.append(message)
         self._handle(RunnerReported(now, runner, reports))
 
     def runner_revoked(self, runner: int, tickets: tuple[int, ...]) -> None:
         self._handle(Revoked(time.monotonic(), runner, tickets))
 
-    def _on_aside(self, runner: int, message: Over | StateUpdate | Reported) -> None:
+    def _on_aside(self, runner: int, message: Begun | Over | Loading | StateUpdate | Reported) -> None:
         """The state of the runner, reported numbers, or a traceback."""
         slot = self._core.slots.get(runner)
         if slot is None:
@@ -315,7 +318,8 @@ class Engine:
             if isinstance(message, Reported):
                 listener.reported(attempt, message.run, message.values)
                 return
-            listener.traceback(attempt, message.run, message.traceback)
+            if isinstance(message, Over):
+                listener.traceback(attempt, message.run, message.traceback)
         except Exception:
             log.exception("engine.listener_failed", batch=attempt.batch)
 

@@ -31,7 +31,6 @@ from governor.tasks.scheduling.events import (
 from governor.tasks.scheduling.runner_slots import Job, Termination
 
 if TYPE_CHECKING:
-    from governor.tasks.scheduling.batch import SubTask
     from governor.tasks.scheduling.events import (
         Revoked,
         RunnerGone,
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     )
     from governor.tasks.scheduling.outcomes import Outcomes
     from governor.tasks.scheduling.runner_slots import RunnerSlot, RunnerSlots
+    from governor.tasks.scheduling.task_node import SubTask
 
 
 IMPORT_LIMIT: Final = 120.0

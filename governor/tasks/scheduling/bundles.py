@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from governor.tasks.scheduling.batch import SubTask
     from governor.tasks.scheduling.events import Shape
     from governor.tasks.scheduling.ready_queue import ReadyQueue
+    from governor.tasks.scheduling.task_node import SubTask
 
 BUNDLE_SECONDS: Final = 0.01
 LEAST_SECONDS: Final = 0.001

@@ -31,6 +31,7 @@ from governor.tasks.scheduling.events import (
     SchedulerEvent,
     Shape,
     StartRunner,
+    TaskChanged,
     Tick,
 )
 from governor.tasks.scheduling.outcomes import Outcomes
@@ -87,7 +88,7 @@ class Core:
         """From now on no runner is started."""
         self.slots.is_closed = True
 
-    def on(self, event: SchedulerEvent) -> list[SchedulerEffect]:  # noqa: C901  # one answer for each kind of event
+    def on(self, event: SchedulerEvent) -> list[SchedulerEffect]:  # noqa: C901, PLR0912  # one answer for each kind of event
         """The effects of the event; none for one that comes too late."""
         self.outcomes.now = max(self.outcomes.now, event.now)
         match event:
@@ -108,6 +109,8 @@ class Core:
                     self.outcomes.release(self.batches[event.batch], error=event.error)
             case Cancelled():
                 self._cancelled(event)
+            case TaskChanged():
+                self._task_changed(event)
             case Replaced():
                 self._replaced(event)
             case Resized():
@@ -145,6 +148,33 @@ class Core:
             elif slot.state == "working":
                 self.attempts.revoke(slot)
         self.outcomes.withdraw(batch, error)
+
+    def _task_changed(self, event: TaskChanged) -> None:
+        batch = self.batches.get(event.batch)
+        node = None if batch is None else batch.nodes.get(event.task)
+        if batch is None or node is None:
+            return
+        for slot, job in [each for each in batch.at_work.values() if each[1].subtask.node is node]:
+            is_first = job is slot.jobs[0]
+            if not event.again:
+                job.subtask.withdrawn = event.reason
+            elif slot.state == "working" and is_first and job.run is not None:
+                job.subtask.granted += 1
+            else:
+                continue  # it has not begun, or is ended already
+            if slot.state == "working" and is_first:
+                seconds = job.elapsed(self.outcomes.now)
+                ended = Termination(
+                    "cancelled", event.reason, retry=event.again, granted=event.again, seconds=seconds
+                )
+                self.attempts.terminate(slot, ended)
+            elif slot.state == "working":
+                self.attempts.revoke(slot)
+        if not event.again:
+            for subtask in batch.closing:
+                if subtask.node is node:
+                    subtask.withdrawn = event.reason
+            self.outcomes.cancel_task(node, event.reason)
 
     def _minimum_reached(self, batch: Batch) -> None:
         """`min_num` tasks have succeeded: the others have `wait_after_min` seconds left."""

@@ -127,6 +127,15 @@ class Cancelled(SchedulerEvent, frozen=True):
     gentle: bool = False
 
 
+class TaskChanged(SchedulerEvent, frozen=True):
+    """A task is to end as `cancelled`; or, with `again`, its attempts on runners are to end, and to be repeated beyond its retries."""
+
+    batch: BatchId
+    task: str
+    reason: str
+    again: bool = False
+
+
 class RunnerReady(SchedulerEvent, frozen=True):
     runner: int
 

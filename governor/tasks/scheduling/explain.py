@@ -8,9 +8,10 @@ from governor.tasks.scheduling.events import Waiting
 
 if TYPE_CHECKING:
     from governor.tasks.api import BatchId
-    from governor.tasks.scheduling.batch import Batch, TaskNode
+    from governor.tasks.scheduling.batch import Batch
     from governor.tasks.scheduling.core import Core
     from governor.tasks.scheduling.runner_slots import Job, RunnerSlot
+    from governor.tasks.scheduling.task_node import TaskNode
 
 MOST_NAMED = 5
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from governor.failures import kind_of, traceback_of
 from governor.messages import TaskRecord
-from governor.tasks.scheduling.batch import Batch, SubTask, TaskNode
+from governor.tasks.scheduling.batch import Batch
 from governor.tasks.scheduling.events import (
     AttemptClosed,
     AttemptEnded,
@@ -24,6 +24,7 @@ from governor.tasks.scheduling.events import (
     Shape,
 )
 from governor.tasks.scheduling.runner_slots import Job, Termination
+from governor.tasks.scheduling.task_node import SubTask, TaskNode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -131,10 +132,12 @@ class Outcomes:
         attempt = job.attempt
         if not termination.retry or job.subtask.left(self.now) <= LEAST:
             return False
+        if termination.granted:
+            return True
         if attempt.task.retry:
             kind = kind_of(termination.outcome, termination.error)
             return job.subtask.failures_of(kind, attempt.number) <= attempt.task.retry.get(kind, 0)
-        return attempt.number <= attempt.task.retries
+        return attempt.number <= attempt.task.retries + job.subtask.granted
 
     def _fail(self, job: Job, run: int, termination: Termination, *, is_retried: bool) -> None:
         if is_retried and not job.subtask.withdrawn:
@@ -188,6 +191,12 @@ class Outcomes:
         queues: set[Shape | int] = {node.shape for node in batch.nodes.values()} if pin is None else {pin}
         self._ready.drop(batch.order, queues)
         self._follow(batch, followers)
+
+    def cancel_task(self, node: TaskNode, error: str) -> None:
+        """Cancels the runs of a task that are on no runner."""
+        node.withdrawn = True
+        self._ready.drop_task(node)
+        self._follow(node.batch, node.batch.cancel_task(node, error))
 
     def _cancel_missing(self, subtask: SubTask, *, attempts: int) -> None:
         cancelled = Termination("cancelled", subtask.withdrawn)

@@ -17,13 +17,13 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from governor.tasks.scheduling.batch import FreshRuns, SubTask
+from governor.tasks.scheduling.task_node import FreshRuns, SubTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from governor.tasks.scheduling.batch import LaneKey
     from governor.tasks.scheduling.events import Shape
+    from governor.tasks.scheduling.task_node import LaneKey, TaskNode
 
 Entry: TypeAlias = SubTask | FreshRuns
 
@@ -192,6 +192,19 @@ class ReadyQueue:
                 lanes.count -= sum(map(_size, lanes.by_key[key]))
                 lanes.close(key)
             self._pin_served(queue, lanes)
+
+    def drop_task(self, node: TaskNode) -> None:
+        """Removes the sub-tasks of one task."""
+        pin = node.batch.spec.pin
+        queue = node.shape if pin is None else pin
+        lanes = self._queues[queue]
+        for key in [key for key in lanes.order if key[3] == node.batch.order]:
+            lane = lanes.by_key[key]
+            lanes.count -= sum(_size(entry) for entry in lane if entry.node is node)
+            lanes.by_key[key] = left = deque(entry for entry in lane if entry.node is not node)
+            if not left:
+                lanes.close(key)
+        self._pin_served(queue, lanes)
 
     def _pin_served(self, queue: Shape | int, lanes: _Lanes) -> None:
         if not lanes.count and isinstance(queue, int):

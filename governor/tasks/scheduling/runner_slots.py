@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from governor.messages import TaskOutcome
-    from governor.tasks.scheduling.batch import SubTask
     from governor.tasks.scheduling.events import Attempt, Shape
+    from governor.tasks.scheduling.task_node import SubTask
 
 START_FAILURES: Final = 3
 """Runners of one shape that may exit in a row before they were ready; then no runner is started for `START_PAUSE`."""
@@ -34,11 +34,14 @@ START_PAUSE: Final = 5.0
 
 
 class Termination(NamedTuple):
-    """The outcome that the running attempt gets when it ends, and what it has reported."""
+    """The outcome that the running attempt gets when it ends, and what it has reported. `granted`: its sub-task gets another attempt
+    beyond its retries.
+    """
 
     outcome: TaskOutcome
     error: str
     retry: bool = True
+    granted: bool = False
     keep_runner: bool = False
     seconds: float = 0.0
     metrics: dict[str, float] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 from governor.messages import TaskSpec
 from governor.tasks.protocol.wire import Begun, Loading, Over
@@ -23,6 +23,7 @@ from governor.tasks.scheduling.events import (
     RunnerReady,
     RunnerReported,
     StartRunner,
+    TaskChanged,
     Tick,
 )
 
@@ -97,6 +98,9 @@ class Driver:
     def cancel(self, now, reason="enough", **fields):
         return self.on(Cancelled(now, "b", reason, **fields))
 
+    def change(self, name, now, *, again=False):
+        return self.on(TaskChanged(now, "b", name, "by hand", again))
+
 
 class Body:
     """A simulated runner process: executes its bundle in order, run by run."""
@@ -129,11 +133,12 @@ class World:
         self.executed = []
         self.failed = set()
         self.batches_ended = {}
+        self.granted = Counter()
         self.old_news = []
 
     def feed(self, event):
         self.perform(self.core.on(event))
-        if not isinstance(event, (BatchSubmitted, Cancelled)):
+        if not isinstance(event, (BatchSubmitted, Cancelled, TaskChanged)):
             self.old_news.append(event)
 
     def perform(self, effects):  # noqa: C901  # one answer for each kind of effect

@@ -18,6 +18,7 @@ from governor.tasks.scheduling.events import (
     Cancelled,
     Replaced,
     Resized,
+    TaskChanged,
     Tick,
 )
 from tests.support.tasks.core_world import GPU, World, task
@@ -100,11 +101,13 @@ class Story:
                 world.feed(BatchSubmitted(world.now, self.left.pop(0)))
             elif luck < 0.11 and world.core.batches:
                 self.cancel(self.choose.choice(list(world.core.batches)))
-            elif luck < 0.12:
-                world.feed(Replaced(world.now, self.choose.randrange(2)))
+            elif luck < 0.117 and world.core.batches:
+                self.change(self.choose.choice(list(world.core.batches.values())).spec)
             elif luck < 0.125:
-                world.feed(Resized(world.now, {(): self.choose.choice([1, 2, 3])}, {}))
+                world.feed(Replaced(world.now, self.choose.randrange(2)))
             elif luck < 0.13:
+                world.feed(Resized(world.now, {(): self.choose.choice([1, 2, 3])}, {}))
+            elif luck < 0.135:
                 self.pause(paused=not world.core.is_paused)
             elif not world.step() and not self.left:
                 break
@@ -114,6 +117,14 @@ class Story:
     def cancel(self, batch):
         self.cancelled.add(batch)
         self.world.feed(Cancelled(self.world.now, batch, "no more", gentle=self.choose.random() < 0.5))
+
+    def change(self, spec):
+        """Cancels a task, or has it done again."""
+        if spec.tasks:
+            name, again = self.choose.choice(spec.tasks).id, self.choose.random() < 0.5
+            self.cancelled |= set() if again else {spec.id}
+            self.world.granted[spec.id, name] += again
+            self.world.feed(TaskChanged(self.world.now, spec.id, name, "by hand", again))
 
     def pause(self, *, paused):
         self.world.core.is_paused = paused
@@ -199,7 +210,7 @@ def check(spec, world, *, cancelled):
         assert cancelled or not any(r.outcome == "cancelled" for r in ended.values())
     by_id = {t.id: t for t in spec.tasks}
     for (name, _), record in ended.items():
-        assert 0 <= record.attempts <= by_id[name].retries + 1
+        assert 0 <= record.attempts <= by_id[name].retries + 1 + world.granted[spec.id, name]
         if record.outcome == "upstream_failed":
             causes = [outcome for (other, _), outcome in every.items() if other == record.cause]
             assert any(outcome not in ("succeeded", "upstream_failed") for outcome in causes)

@@ -1,0 +1,96 @@
+"""A task of a batch is cancelled, or done again, while the others go on."""
+
+from __future__ import annotations
+
+from governor.tasks.scheduling.events import AttemptEnded, BatchEnded, Dispatch, KillRunner
+from tests.support.tasks.core_world import Driver, task
+
+
+def outcomes(driver):
+    return {name: record.outcome for (name, _), record in driver.records().items()}
+
+
+def test_a_cancelled_task_ends_with_what_depends_on_it_and_the_others_go_on():
+    driver = Driver(task("a"), task("b"), task("c", "b"), task("d", "c"), task("e", "a"), slots=1)
+    sent = driver.ready(0)
+    driver.begin(sent, 0.0)
+    driver.change("b", 1.0)
+    assert outcomes(driver) == {"b": "cancelled", "c": "upstream_failed", "d": "upstream_failed"}
+    assert driver.records()["b", 0].error == "by hand"
+    [after] = driver.of(Dispatch, driver.end(sent, 2.0))
+    assert after.attempts[0].task.id == "e"
+    assert driver.do(after, 3.0)[-1] == BatchEnded("b", "tasks_done", 3, 'task "b" run 0 cancelled: by hand')
+
+
+def test_the_attempt_of_a_cancelled_task_has_its_grace_and_is_not_retried():
+    driver = Driver(task("a", retries=3), slots=1, grace=2.0)
+    sent = driver.ready(0)
+    driver.begin(sent, 0.0)
+    driver.change("a", 1.0)
+    driver.change("a", 1.5)
+    assert not driver.of(KillRunner, driver.tick(2.9))
+    assert driver.of(KillRunner, driver.tick(3.0))
+    driver.gone(0, 3.1)
+    assert outcomes(driver) == {"a": "cancelled"}
+    assert not driver.of(AttemptEnded)
+
+
+def test_a_task_that_has_ended_or_is_unknown_stays_as_it_is():
+    driver = Driver(task("a"), task("b"), slots=1)
+    sent = driver.ready(0)
+    [after] = driver.of(Dispatch, driver.do(sent, 1.0))
+    assert driver.change("a", 2.0) == []
+    assert driver.change("z", 2.0) == []
+    assert driver.change("a", 2.0, again=True) == []
+    driver.do(after, 3.0)
+    assert outcomes(driver) == {"a": "succeeded", "b": "succeeded"}
+
+
+def test_a_blocked_task_that_was_cancelled_in_a_pause_is_never_dispatched():
+    driver = Driver(task("a"), task("b", "a"), slots=1)
+    sent = driver.ready(0)
+    driver.begin(sent, 0.0)
+    driver.core.is_paused = True
+    driver.change("b", 1.0)
+    driver.end(sent, 2.0)
+    driver.core.is_paused = False
+    driver.tick(3.0)
+    assert not driver.of(Dispatch, driver.effects[2:])
+    assert outcomes(driver) == {"a": "succeeded", "b": "cancelled"}
+
+
+def test_what_runs_of_a_task_is_done_again_beyond_its_retries():
+    driver = Driver(task("a", retries=0), slots=1)
+    sent = driver.ready(0)
+    driver.begin(sent, 0.0)
+    assert driver.of(KillRunner, driver.change("a", 5.0, again=True))
+    driver.gone(0, 5.1)
+    [ended] = driver.of(AttemptEnded)
+    assert (ended.attempt.number, ended.outcome, ended.error) == (1, "cancelled", "by hand")
+    again = driver.ready(1, 6.0)
+    assert again.attempts[0].number == 2
+    driver.begin(again, 6.0)
+    driver.end(again, 7.0, error="it is bad")
+    assert driver.records()["a", 0].outcome == "failed"  # the grant was for one attempt
+
+
+def test_a_grant_takes_no_retry_away():
+    driver = Driver(task("a", retries=1), slots=1)
+    sent = driver.ready(0)
+    driver.begin(sent, 0.0)
+    driver.change("a", 1.0, again=True)
+    driver.gone(0, 1.1)
+    second = driver.ready(1, 2.0)
+    [third] = driver.of(Dispatch, driver.do(second, 3.0, error="it is bad"))
+    assert third.attempts[0].number == 3
+    driver.do(third, 4.0, error="it is bad")
+    assert driver.records()["a", 0].outcome == "failed"
+
+
+def test_a_task_that_does_not_run_is_not_done_again():
+    driver = Driver(task("a"), task("b"), slots=1)
+    sent = driver.ready(0)
+    driver.begin(sent, 0.0)
+    assert driver.change("b", 1.0, again=True) == []
+    driver.end(sent, 2.0)
+    assert driver.core.batches["b"].left == 1
