@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from governor.episodes.simulation import Simulation
-    from governor.messages import PausePartCommand, Refused
+    from governor.messages import ChangeWorkCommand, PausePartCommand, Refused
 
 HANDOVER_SECONDS: Final = 2.0
 """The governor begins the next phase as soon as it knows the end of this one; the acknowledgement of that end may
@@ -87,6 +87,10 @@ class SimulationWork(PhaseWork["Simulation"]):
     def pause(self, command: PausePartCommand) -> None:
         if (simulation := self.of(command.phase)) is not None:
             simulation.pause(paused=command.paused)
+
+    def change(self, command: ChangeWorkCommand) -> None:
+        if (simulation := self.of(command.phase)) is not None:
+            simulation.change(command)
 
     def stop(self, phase: int) -> None:
         if (simulation := self.of(phase)) is not None:

@@ -23,6 +23,7 @@ from governor.episodes.simulation import Simulation
 from governor.episodes.text.entries import is_language_model
 from governor.errors import ConductorError
 from governor.messages import (
+    ChangeWorkCommand,
     ConductorCommand,
     ConductorSpec,
     Done,
@@ -64,6 +65,9 @@ class SimulationController(Conductor):
                 return await self._work.begin(command.phase, partial(self._make, command))
             case PausePartCommand():
                 self._work.pause(command)
+                return Done()
+            case ChangeWorkCommand():
+                self._work.change(command)
                 return Done()
             case StopPartCommand():
                 self._work.stop(command.phase)

@@ -21,7 +21,14 @@ from governor import logs
 from governor.conductors.conductor import Conductor, refused
 from governor.conductors.phase_work import PhaseWork, SimulationWork
 from governor.errors import ConductorError
-from governor.messages import Done, PausePartCommand, StartSimulation, StartTasks, StopPartCommand
+from governor.messages import (
+    ChangeWorkCommand,
+    Done,
+    PausePartCommand,
+    StartSimulation,
+    StartTasks,
+    StopPartCommand,
+)
 from governor.output import spool
 from governor.processes import kill_tree
 from governor.tasks.api import DynamicTimeout
@@ -98,6 +105,11 @@ class TaskConductor(Conductor):
             case PausePartCommand():
                 self._pause_engine(paused=command.paused)
                 self._simulation.pause(command)
+                return Done()
+            case ChangeWorkCommand():
+                if (tasks := self._tasks.of(command.phase)) is not None and command.task:
+                    tasks.change(command.task, again=command.change == "requeue", reason=command.reason)
+                self._simulation.change(command)
                 return Done()
             case StopPartCommand():
                 if (tasks := self._tasks.of(command.phase)) is not None:

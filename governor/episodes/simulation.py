@@ -6,9 +6,8 @@ Rules:
    before the end of the part is reported.
 2. A worker continues while the governor acknowledges: at most `reports.UNACKNOWLEDGED` reports of each worker are
    unacknowledged, in process `stepping.UNACKNOWLEDGED`. The flow control of an acknowledgement takes effect when it arrives.
-3. A stop cancels the running episodes at their next step; they are recorded as `cancelled`. PAUSE delays the next episode
-   until `pause` ends it or the same phase is started again, RESTART until the governor has replaced this process. RESET builds the environments
-   anew before their next episode.
+3. A stop, and `change`, end running episodes at their next step, as `cancelled`. PAUSE delays the next episode until `pause` ends it or the
+   same phase is started again, RESTART until the governor has replaced this process. RESET builds the environments anew first.
 4. The seed of an episode depends on the run's seed, the phase and its index alone.
 5. The rules of the phase (`PhaseRules`) select the next episode. None begins while a checkpoint is taken; a checkpoint
    that cannot be taken is the part's failure, and the episodes continue. None begins before the user's conditions
@@ -29,13 +28,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from governor import logs
 from governor.episodes.entries import in_daemon_thread
 from governor.episodes.finalizer import Finalizer
+from governor.episodes.progress import EpisodeProgress
 from governor.episodes.records import episode_file
 from governor.episodes.records.recorders import Recorders
 from governor.episodes.report_queue import ReportQueue
+from governor.episodes.rules.attempts import Attempts
 from governor.episodes.rules.conditions import STRENGTH
 from governor.episodes.rules.evaluation import entropy
 from governor.episodes.rules.phase_rules import PhaseRules
 from governor.episodes.rules.seeds import episode_seed
+from governor.episodes.rules.stage_ends import StageEnds
 from governor.episodes.rules.user_conditions import UserConditions, recorded_episodes
 from governor.failures import one_line, reason_of
 from governor.messages import Acknowledged, EpisodeRecord, FlowReport, StartSimulation
@@ -46,9 +48,8 @@ if TYPE_CHECKING:
     from governor.episodes.finalizer import Recorded
     from governor.episodes.records.checkpoints import Copy
     from governor.episodes.rules.condition_objects import Answer
-    from governor.episodes.rules.evaluation import Stage
     from governor.episodes.rules.failures import BoundsLeft
-    from governor.messages import ConductorSpec, FlowControl
+    from governor.messages import ChangeWorkCommand, ConductorSpec, FlowControl
     from governor.messages.link import Link
 
 T = TypeVar("T")
@@ -73,6 +74,7 @@ class Simulation:
         self.loop = asyncio.get_running_loop()
         self.stop_signal = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.stopping = self.abandoned = False
+        self.interrupts = False  # whether `interrupted` may say so of an episode at work
         self.replays = self.resets = self.replayed = 0
         self.figures: dict[str, float] = {}
         """Metrics that the workers add to those of the part."""
@@ -81,8 +83,11 @@ class Simulation:
         self._paused = self._restores = False
         self._rules = PhaseRules(command)
         self.ended_so_far = self._rules.figures.ended
-        self.retries_of = self._rules.retries.of
-        self._stage_end: Future[None] | None = None
+        self._attempts = Attempts(self._rules.retries, command.cancelled)
+        self.retries_of = self._attempts.of
+        self._stages = StageEnds(
+            self._rules, condition=self._condition, ask=self.ask, failed=self._found_faulty
+        )
         self.finalizer = Finalizer(command, spec=spec, link=link)
         self._pending: set[Future[Any]] = set()
         self._recorders = Recorders(Path(spec.run_folder), command)
@@ -113,12 +118,27 @@ class Simulation:
             while not self.stopping and not self._restores:
                 if not self._paused:
                     index = schedule.next() if again is None else again
+                    if index is not None and self._attempts.cancels(index):
+                        again, seed = None, self.seed_of(index)
+                        self.ended(EpisodeProgress(0, index, seed, monotonic()).record("cancelled"))
+                        continue
                     if index is not None or schedule.is_last:
                         return index
                 if not wait:
                     raise Paused
                 self._condition.wait()
             return None
+
+    def interrupted(self, index: int) -> bool:
+        """Whether the episode is to end at its next step, as cancelled."""
+        return self.stopping or index in self._attempts
+
+    def change(self, command: ChangeWorkCommand) -> None:
+        """Cancels an episode, or has it played again if it is at work."""
+        with self._condition:
+            if command.episode is not None and command.episode not in self._rules.figures.ended:
+                self._attempts.change(command.change, command.episode, command.reason)
+                self.interrupts = True
 
     def seed_of(self, index: int) -> int:
         return episode_seed(self.command.seed, *entropy(index, self.command))
@@ -152,7 +172,7 @@ class Simulation:
         """
         with self._condition:
             marked = self._rules.marked(record)
-            if self._rules.retries.is_due(marked):
+            if self._attempts.may_follow(marked):
                 return True
             may_end = self._rules.may_end(marked)
             at_once = self._rules.asks_user and self.command.workers > 1
@@ -163,7 +183,8 @@ class Simulation:
         the phase ends when all of its episodes are stored.
         """
         lost = CUT_SHORT if self.abandoned else ()
-        marked = [self._rules.marked(record) for record in records if record.outcome not in lost]
+        named = map(self._attempts.marked, records)
+        marked = [self._rules.marked(record) for record in named if record.outcome not in lost]
         if not marked:
             nothing: Future[Acknowledged] = Future()
             nothing.set_result(Acknowledged())
@@ -173,7 +194,7 @@ class Simulation:
                 return self.reports.put()
             marked = self._file.append(*map(self.reports.tracebacks.take, marked))
             for record in marked:
-                self._rules.retries.ended(record.index)
+                self._attempts.ended(record.index)
                 flow = self._rules.ended(record)
                 if self._rules.exceeded:
                     self.stop(end="failures", by=self._rules.exceeded)
@@ -183,22 +204,26 @@ class Simulation:
             self._steps += sum(record.steps for record in marked)
             self.finalizer.ended(self._rules.figures.ended, self._steps)
             ended = self._rules.schedule.ended
-            over = [ended(record.index) for record in marked if record.outcome != "cancelled"]
+            over = [
+                ended(record.index)
+                for record in marked
+                if record.outcome != "cancelled" or self._attempts.cancels(record.index)
+            ]
             if any(over) and (not self.stopping or self._end == "until"):
-                self._end_stage()
+                self._stages.end()
             reported = self.reports.episodes(marked)
             self._user.stored()
             return reported
 
     def _attempts_over(self, records: list[EpisodeRecord]) -> list[EpisodeRecord]:
         """Those that are over; the others are played again, unless the phase ends before."""
-        retries, ended = self._rules.retries, []
+        ended = []
         for record in records:
-            if not retries.is_due(record):
+            requeued = self._attempts.is_requeued(record)
+            if not (number := self._attempts.over(record)):
                 ended.append(record)
                 continue
-            self.reports.attempt(record, number=retries.of(record.index) + 1)
-            retries.failed(record)
+            self.reports.attempt(record, number=number, lost=requeued)
             self.replays += 1
             self._rules.schedule.again(record.index)
             self._condition.notify_all()
@@ -238,7 +263,7 @@ class Simulation:
         with self._condition:
             if self.stopping:
                 return
-            self.stopping = True
+            self.stopping = self.interrupts = True
             self._end, self._ended_by = end, by
             self._user.end()
             pending = list(self._pending)
@@ -248,9 +273,12 @@ class Simulation:
 
     def break_off(self, reason: str) -> None:
         """Stops the part for a `reason` outside of its episodes; the first reason stays."""
+        self._found_faulty(reason)
+        self.stop(end="stopped")
+
+    def _found_faulty(self, reason: str) -> None:
         with self._condition:
             self._fault = self._fault or reason
-        self.stop(end="stopped")
 
     # -- for the event loop ---------------------------------------------------------------------------------
 
@@ -297,7 +325,7 @@ class Simulation:
             clock = self._start_clock()
             self.finalizer.begin()
             self._rules.open(Path(self.spec.run_folder), copy)
-            await self._settle(self._rules.settle_previous())
+            await self._stages.settle_previous()
             if self._rules.exceeded:
                 self.stop(end="failures", by=self._rules.exceeded)
             self._restores = copy is not None and await asyncio.to_thread(self._rules.only_restores)
@@ -310,11 +338,12 @@ class Simulation:
             if clock is not None:
                 clock.cancel()
             await self._user.close()
-            await self._settle_end()
+            await self._stages.settle_end(abandoned=self.abandoned)
             self._recorders.close()
             if not self.abandoned:
-                fault = await self.finalizer.finish(recorded or (lambda _: self._rules.figures.ended))
-                self._fault = self._fault or fault
+                self._found_faulty(
+                    await self.finalizer.finish(recorded or (lambda _: self._rules.figures.ended))
+                )
         if not self.abandoned:
             await self._report_end(seconds)
         await self.finalizer.close()
@@ -324,35 +353,6 @@ class Simulation:
         self.abandoned = True
         self.finalizer.abandon()
         self.stop(end="stopped")
-
-    # -- between two stages ---------------------------------------------------------------------------------
-
-    def _end_stage(self) -> None:
-        """With the lock."""
-        stage = self._rules.schedule.stage
-        if self._rules.keeps and stage is not None:
-            self._stage_end = self.ask(self._settle_and_go_on(stage), stoppable=False)
-            return
-        self._rules.schedule.advance()
-        self._condition.notify_all()
-
-    async def _settle_and_go_on(self, stage: Stage) -> None:
-        await self._settle(self._rules.settle(stage))
-        with self._condition:
-            self._rules.schedule.advance()
-            self._stage_end = None
-            self._condition.notify_all()
-
-    async def _settle(self, settling: Coroutine[Any, Any, str]) -> None:
-        """Awaits a checkpoint; the first reason for a failure stays."""
-        reason = await settling
-        self._fault = self._fault or reason
-
-    async def _settle_end(self) -> None:
-        if self._stage_end is not None:
-            await asyncio.wrap_future(self._stage_end)
-        if not self.abandoned:
-            await self._settle(self._rules.settle_end(self._rules.figures.trained))
 
     def _start_clock(self) -> asyncio.TimerHandle | None:
         left = self._rules.seconds_left

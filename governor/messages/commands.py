@@ -11,7 +11,14 @@ import msgspec
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from governor.messages.base import FailureKind, Message
-from governor.messages.conductor import TaskSpec
+from governor.messages.conductor import (
+    ChangeWorkCommand,
+    PausePartCommand,
+    Ping,
+    Shutdown,
+    StopPartCommand,
+    TaskSpec,
+)
 from governor.messages.figures import PhaseFigures
 from governor.messages.results import EndedRuns
 from governor.units.fields import (
@@ -295,7 +302,8 @@ class StartSimulation(Message, frozen=True):
     worker; `max_staleness` is in versions of the weights. `build_seconds` bounds how long an environment or agent takes
     to be built here, not in a conductor of its own; `return_seconds`, how long a conductor may be unavailable. `info`: the
     reduction of each key over an episode, or ``all``; `reports`: names that rules may use. `failures`: None is no bound.
-    `attempts`: the kinds of the failed attempts at episodes that have not ended.
+    `attempts`: the kinds of the failed attempts at episodes that have not ended. `cancelled` are not played: they end as that, with
+    this reason.
     """
 
     phase: int
@@ -323,6 +331,7 @@ class StartSimulation(Message, frozen=True):
     reports: tuple[str, ...] = ()
     failures: Failures | None = None
     attempts: dict[int, tuple[FailureKind, ...]] = {}
+    cancelled: dict[int, str] = {}
     build_seconds: float = 60.0
     return_seconds: float = 60.0
 
@@ -334,7 +343,7 @@ class StartTasks(Message, frozen=True):
     `max_repeat_per_runner` runs of a task are executed by one runner in a row. Once `min_num` tasks have succeeded, or
     all but the part `over_rollout`, what is left has `wait_after_min` seconds. `grace` is seconds from the end of an
     attempt's time to its death. `failures`: None is no bound; of them `failed` have been, the last `failed_in_a_row` one after
-    the other.
+    the other. `cancelled` tasks end as that, with this reason.
     """
 
     phase: int
@@ -352,34 +361,11 @@ class StartTasks(Message, frozen=True):
     failed: int = 0
     failed_in_a_row: int = 0
     grace: float = 1.0
-
-
-class StopPartCommand(Message, frozen=True):
-    """End what is running of this phase; the end comes as `PartEndedReport` with end ``stopped``."""
-
-    phase: int
-    reason: str
-
-
-class PausePartCommand(Message, frozen=True):
-    """Begin no further episode or task of this phase, or, without `paused`, go on. What runs is not touched."""
-
-    phase: int
-    paused: bool
-
-
-class Shutdown(Message, frozen=True):
-    """Close and exit with 0 within `grace` seconds."""
-
-    grace: float
-
-
-class Ping(Message, frozen=True):
-    """Liveness probe. The conductor's event loop answers it with `Alive`."""
+    cancelled: dict[str, str] = {}
 
 
 ConductorCommand: TypeAlias = (
-    StartSimulation | StartTasks | PausePartCommand | StopPartCommand | Shutdown | Ping
+    StartSimulation | StartTasks | PausePartCommand | ChangeWorkCommand | StopPartCommand | Shutdown | Ping
 )
 
 

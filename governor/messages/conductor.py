@@ -17,7 +17,8 @@ from governor.messages.base import (
     TaskOutcome,
 )
 from governor.messages.results import EpisodeRecord, TaskRecord
-from transport.access import Secret  # msgspec reads it at run time
+from states.plan import WorkChange  # msgspec reads it at run time
+from transport.access import Secret  # likewise
 
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
@@ -254,6 +255,40 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     is_eval: bool = False
     priority: int = 0
     args_key: str = ""
+
+
+class StopPartCommand(Message, frozen=True):
+    """End what is running of this phase; the end comes as `PartEndedReport` with end ``stopped``."""
+
+    phase: int
+    reason: str
+
+
+class PausePartCommand(Message, frozen=True):
+    """Begin no further episode or task of this phase, or, without `paused`, go on. What runs is not touched."""
+
+    phase: int
+    paused: bool
+
+
+class ChangeWorkCommand(Message, frozen=True):
+    """Cancel an `episode` or a `task` of this phase, or end what runs of it and do it again. What has ended stays so."""
+
+    phase: int
+    change: WorkChange
+    episode: int | None
+    task: str
+    reason: str
+
+
+class Shutdown(Message, frozen=True):
+    """Close and exit with 0 within `grace` seconds."""
+
+    grace: float
+
+
+class Ping(Message, frozen=True):
+    """Liveness probe. The conductor's event loop answers it with `Alive`."""
 
 
 class Alive(Message, frozen=True):

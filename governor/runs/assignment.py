@@ -85,6 +85,7 @@ class Assignment(Waiting):
         *,
         done: PhaseFigures | None = None,
         attempts: dict[int, tuple[FailureKind, ...]] | None = None,
+        cancelled: dict[int, str] | None = None,
     ) -> StartSimulation:
         """The command that begins the simulation of a phase. Raises ValueError for one without."""
         chosen = self.run.phases[phase]
@@ -115,6 +116,7 @@ class Assignment(Waiting):
             done=done if done is not None else PhaseFigures(),
             failures=chosen.policy,
             attempts=attempts or {},
+            cancelled=cancelled or {},
             made_environment=made if inside else None,
             made_agents=tuple(map(self._made_agent, simulate.agent_names)) if inside else (),
             vector=environment.vector.num_envs,
@@ -136,7 +138,14 @@ class Assignment(Waiting):
         return self.run.deadlines.liveness + max(episode_timeout or 0.0, USER_CODE_SECONDS)
 
     def tasks(
-        self, phase: int, *, done: dict[str, EndedRuns], journal: str = "", failed: int = 0, in_a_row: int = 0
+        self,
+        phase: int,
+        *,
+        done: dict[str, EndedRuns],
+        journal: str = "",
+        failed: int = 0,
+        in_a_row: int = 0,
+        cancelled: dict[str, str] | None = None,
     ) -> StartTasks:
         """The command that begins the task graph of a phase. `journal` is its path, where something is done; `failed` have failed of
         that, the last ones `in_a_row`.
@@ -159,6 +168,7 @@ class Assignment(Waiting):
             failures=chosen.policy,
             failed=failed,
             failed_in_a_row=in_a_row,
+            cancelled=cancelled or {},
             seed=self.run.seed,
             done=done,
             journal=journal,

@@ -17,6 +17,7 @@ from governor import logs
 from governor.episodes.rules.failures import CountedTasks
 from governor.errors import JournalError
 from governor.messages import (
+    ChangeWorkCommand,
     EndedRuns,
     PausePartCommand,
     Refused,
@@ -27,11 +28,13 @@ from governor.messages import (
 from governor.runs.conductor_process import ConductorProcess
 from governor.runs.record.failures import attempts_of
 from governor.runs.record.result import figures_of, record_result
+from governor.runs.record.work_changes import cancellations
 from states import events
 from states.at_work import AtWork
 from states.base import RunInWork
 from states.effects import (
     BeginPhase,
+    ChangeWork,
     Effect,
     EndPhase,
     EndRun,
@@ -93,7 +96,7 @@ class EffectRunner:
                 self._stop_conductor(effect)
             case BeginPhase(phase=phase):
                 self._run.progress.enter_phase(phase)
-            case StartPart() | PausePart() | StopPart():
+            case StartPart() | PausePart() | ChangeWork() | StopPart():
                 self._tell_part(effect)
             case WriteResult():
                 self._run.spawn(self._write_result(effect), "result")
@@ -144,13 +147,23 @@ class EffectRunner:
 
     # -- phases ------------------------------------------------------------------------------------------------
 
-    def _tell_part(self, effect: StartPart | PausePart | StopPart) -> None:
+    def _tell_part(self, effect: StartPart | PausePart | ChangeWork | StopPart) -> None:
         place = f"{effect.part}.{effect.phase}"
         match effect:
             case StartPart():
                 self._run.spawn(self._start_part(effect), f"begin.{place}")
             case PausePart():
-                self._run.spawn(self._pause_part(effect), f"pause.{place}")
+                pause = PausePartCommand(phase=effect.phase, paused=effect.paused)
+                self._run.spawn(self._tell_until_told(effect, pause), f"pause.{place}")
+            case ChangeWork():
+                change = ChangeWorkCommand(
+                    phase=effect.phase,
+                    change=effect.change,
+                    episode=effect.episode,
+                    task=effect.task,
+                    reason=effect.reason,
+                )
+                self._run.spawn(self._tell_until_told(effect, change), f"{effect.change}.{place}")
             case StopPart():
                 self._run.spawn(self._stop_part(effect), f"end.{place}")
 
@@ -185,11 +198,10 @@ class EffectRunner:
                 )
             )
 
-    async def _pause_part(self, effect: PausePart) -> None:
-        """Until it is told: user code may keep a conductor from answering for as long as an episode takes. One that is dead has other
-        watchers.
-        """
-        command = PausePartCommand(phase=effect.phase, paused=effect.paused)
+    async def _tell_until_told(
+        self, effect: PausePart | ChangeWork, command: PausePartCommand | ChangeWorkCommand
+    ) -> None:
+        """User code may keep a conductor from answering for as long as an episode takes. One that is dead has other watchers."""
         async with self._in_order[effect.conductor, effect.incarnation]:
             while self._is_ready(effect):
                 try:
@@ -202,7 +214,7 @@ class EffectRunner:
                 else:
                     return
 
-    def _is_ready(self, effect: PausePart) -> bool:
+    def _is_ready(self, effect: PausePart | ChangeWork) -> bool:
         """Whether this incarnation of its conductor still works on the run."""
         state = self._run.state
         found = state.conductors.find(effect.conductor) if isinstance(state, AtWork) else None
@@ -214,7 +226,8 @@ class EffectRunner:
         if effect.part == "simulation":
             done = figures_of(journal, assignment, effect.phase)
             attempts = attempts_of(journal, assignment, effect.phase, ended=done.ended)
-            return assignment.simulation(effect.phase, done=done, attempts=attempts)
+            cancelled = cancellations(journal, self._run.uid, effect.phase, "episode")
+            return assignment.simulation(effect.phase, done=done, attempts=attempts, cancelled=cancelled)
         counted = CountedTasks(journal.tasks(self._run.uid, effect.phase))
         return assignment.tasks(
             effect.phase,
@@ -222,6 +235,7 @@ class EffectRunner:
             journal=str(journal.path),
             failed=counted.failed,
             in_a_row=counted.in_a_row,
+            cancelled=cancellations(journal, self._run.uid, effect.phase, "task"),
         )
 
     async def _stop_part(self, effect: StopPart) -> None:

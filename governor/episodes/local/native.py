@@ -260,9 +260,8 @@ class NativeWorker(LocalEpisodeWorker):
                 self._end_slot(slot, "failed", f"cannot record its steps: {one_line(error)}")
             return
         over = stepped.terminated | stepped.truncated
-        if self._simulation.stopping:
-            for slot in np.flatnonzero(self._playing & ~over).tolist():
-                self._end_slot(slot, "cancelled", "")
+        if self._simulation.interrupts:
+            self._end_interrupted(over)
         self._learn(observations, actions, stepped, extras)
         if np.count_nonzero(over):
             for slot in np.flatnonzero(over & self._playing).tolist():
@@ -276,6 +275,11 @@ class NativeWorker(LocalEpisodeWorker):
         for slot, fault in stepped.faults.items():
             if self._playing[slot]:
                 self._end_failed(slot, fault, STEP)
+
+    def _end_interrupted(self, over: NDArray[np.bool_]) -> None:
+        for slot in np.flatnonzero(self._playing & ~over).tolist():
+            if self._simulation.interrupted(self.slots[slot].context.index):
+                self._end_slot(slot, "cancelled", "")
 
     def _counted(self, stepped: Stepped) -> Stepped:
         """With the cut of `max_steps`."""

@@ -20,8 +20,10 @@ class EpisodeSource(EpisodeSink, Protocol):
     """What a worker needs of the part whose episodes it plays; `simulation.Simulation` implements it."""
 
     command: StartSimulation
-    stopping: bool
+    interrupts: bool
     resets: int
+
+    def interrupted(self, index: int) -> bool: ...
 
     def next_index(self, *, wait: bool = True) -> int | None: ...
 
@@ -37,7 +39,7 @@ class EpisodeSource(EpisodeSink, Protocol):
 class OneEpisode:
     """Of an `EpisodeSource`. `play_next` is the index of the next episode, None when it has begun; `played` is the record of the last one."""
 
-    stopping = False
+    interrupts = False
     resets = 0
     play_next: int | None = None
     played: EpisodeRecord | None = None
@@ -46,6 +48,9 @@ class OneEpisode:
         del wait
         index, self.play_next = self.play_next, None
         return index
+
+    def interrupted(self, index: int) -> bool:  # noqa: ARG002  # there is one
+        return self.interrupts
 
     def take_restart(self) -> bool:
         return False

@@ -173,7 +173,7 @@ class LocalPlayersWorker(LocalEpisodeWorker):
                 raise NotRecorded(one_line(error)) from error
             if context.info is not None:
                 context.info.add(stepped.info)
-            if not course.is_over and simulation.stopping:
+            if not course.is_over and simulation.interrupts and simulation.interrupted(context.index):
                 return "cancelled"
             for one in learnable:
                 self._learn(one, calls[one.player])

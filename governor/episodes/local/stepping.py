@@ -356,7 +356,7 @@ class LocalEpisodeWorker:
             if len(rows) >= most:
                 flush(recorder)
             over = terminated or truncated
-            if not over and simulation.stopping:
+            if not over and simulation.interrupts and simulation.interrupted(index):
                 return "cancelled"
             if learn is not None:
                 context.where = calls.learns_in

@@ -182,7 +182,7 @@ class EpisodeWorker(RemoteWorker):
             self._end(attempt, "failed", f"cannot record its steps: {one_line(error)}")
             return False
         if not end:
-            if self.simulation.stopping:
+            if self.simulation.interrupts and self.simulation.interrupted(attempt.index):
                 self._idle.append(attempt.slot)
                 self._end(attempt, "cancelled")
                 return False

@@ -119,7 +119,7 @@ class PlayersWorker(SingleWorker):
         except OSError as error:
             self._end(attempt, "failed", f"cannot record its steps: {one_line(error)}")
             return False
-        if self.simulation.stopping and not course.is_over:
+        if self.simulation.interrupted(attempt.index) and not course.is_over:
             self._end(attempt, "cancelled")
             return False
         return True

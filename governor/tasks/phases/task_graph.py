@@ -77,6 +77,8 @@ class PhaseTasks(BatchListener):
         self._has_begun = False
         self._stopped: str | None = None
         """Why it was stopped before it had begun."""
+        self._changed = dict(command.cancelled)
+        """Tasks that were cancelled before it had begun, and why."""
         self._is_over = False
         """Nothing is reported any more."""
         self._tracebacks = Tracebacks()
@@ -119,6 +121,8 @@ class PhaseTasks(BatchListener):
         except GraphError as error:
             raise ConductorError(f"the task graph has faults: {error}") from error
         self._has_begun = True
+        for name, reason in self._changed.items():
+            self.change(name, again=False, reason=reason)
         if self._stopped is not None:
             self.stop(self._stopped)
 
@@ -152,6 +156,13 @@ class PhaseTasks(BatchListener):
             self._stopped = reason
             return
         self._engine.cancel(self.phase, reason=reason or "the phase was stopped")
+
+    def change(self, task: str, *, again: bool, reason: str) -> None:
+        """Cancels a task, or ends what runs of it and does it again. It may be called before `begin`."""
+        if self._has_begun:
+            self._engine.change_task(self.phase, task, again=again, reason=reason)
+        elif not again:
+            self._changed[task] = reason
 
     # -- BatchListener --------------------------------------------------------------------------------------
 

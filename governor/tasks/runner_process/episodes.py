@@ -72,7 +72,7 @@ def play(number: int, chunk: bytes, context: TaskContext) -> Any:
 
 def _in_thread(work: Callable[[], Any]) -> Any:
     if _player is not None:
-        _player.stopping = False
+        _player.interrupts = False
     future: Future[Any] | None = None
     try:
         future = _thread.submit(work)
@@ -81,7 +81,7 @@ def _in_thread(work: Callable[[], Any]) -> Any:
         if future is None:
             raise
         if _player is not None:
-            _player.stopping = True
+            _player.interrupts = True
         return future.result()
 
 
