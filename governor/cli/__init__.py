@@ -42,6 +42,8 @@ VERBS: Final = {
     "pause": "control:pause",
     "continue": "control:go_on",
     "abort": "control:abort",
+    "cancel": "control:cancel",
+    "requeue": "control:requeue",
     "replay": "replay:command",
     "prune": "prune:command",
     "reload": "questions:reload",

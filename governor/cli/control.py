@@ -1,4 +1,4 @@
-"""The verbs that steer runs and the daemon: `pause`, `continue`, `abort`, `drain`, `undrain`, `shutdown`."""
+"""The verbs that steer runs and the daemon: `pause`, `continue`, `abort`, `cancel`, `requeue`, `drain`, `undrain`, `shutdown`."""
 
 from __future__ import annotations
 
@@ -69,6 +69,84 @@ def abort(broker: str | None, *, uid: str, reason: str, as_json: bool) -> None:
         display.print_json(Done())
     else:
         say(f"run {uid} is being aborted; `governor watch {uid}` waits for its end")
+
+
+def _work_options(command: click.decorators.FC) -> click.decorators.FC:
+    for option in (
+        click.option("--phase", metavar="NAME", help="Refuse if another phase is at work."),
+        click.option("--task", metavar="ID", help="All runs of this task."),
+        click.option(
+            "--episode", metavar="N", type=click.IntRange(min=0), help="The episode with this index."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command("cancel", short_help="End one episode or task of a run.")
+@ask.run_argument
+@_work_options
+@reason_option
+@dry_run_option
+@ask.json_option
+@click.pass_obj
+def cancel(
+    broker: str | None,
+    *,
+    uid: str,
+    episode: int | None,
+    task: str | None,
+    phase: str | None,
+    reason: str,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """End one episode or task of the phase of RUN that is at work, as `cancelled`, whether or not it has begun. The phase goes on
+    without it.
+    """
+    found = ask.ask(
+        broker,
+        lambda executor: executor.cancel(
+            uid, episode=episode, task=task, phase=phase, reason=reason, dry_run=dry_run
+        ),
+    )
+    what = f"cancels {_named(episode, task)}"
+    _say_changed(found, what, "has ended that already, or cancels it already", as_json=as_json)
+
+
+@click.command("requeue", short_help="Do one episode or task of a run again.")
+@ask.run_argument
+@_work_options
+@reason_option
+@dry_run_option
+@ask.json_option
+@click.pass_obj
+def requeue(
+    broker: str | None,
+    *,
+    uid: str,
+    episode: int | None,
+    task: str | None,
+    phase: str | None,
+    reason: str,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """End what runs of one episode or task of the phase of RUN that is at work, and do it again. It costs none of its retries. What has
+    ended stays so: `governor resume RUN` does again what failed, once the run has ended.
+    """
+    found = ask.ask(
+        broker,
+        lambda executor: executor.requeue(
+            uid, episode=episode, task=task, phase=phase, reason=reason, dry_run=dry_run
+        ),
+    )
+    what = f"does {_named(episode, task)} again, if it is at work"
+    _say_changed(found, what, "has ended that already", as_json=as_json)
+
+
+def _named(episode: int | None, task: str | None) -> str:
+    return f"task {task}" if task is not None else f"episode {episode}"
 
 
 @click.command("drain", short_help="Begin no further run.")

@@ -35,6 +35,7 @@ from governor.errors import (
 from governor.journal.schema import LARGEST
 from governor.messages import (
     Abort,
+    ChangeWork,
     Continue,
     Done,
     Drain,
@@ -129,6 +130,8 @@ class DaemonApi:
                 return await self.steering.pause(asked, by)
             case Continue():
                 return await self.steering.go_on(asked, by)
+            case ChangeWork():
+                return await self.steering.change_work(asked, by)
             case Drain():
                 return await self._daemon.draining.drain(asked, by)
             case Undrain():

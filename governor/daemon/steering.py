@@ -1,4 +1,4 @@
-"""What is asked of a run that has not ended: `abort`, `pause`, `continue`. Of a run in a slot its state machine answers; one in the
+"""What is asked of a run that has not ended: `abort`, `pause`, `continue`, and of its work: `cancel`, `requeue`. Of a run in a slot its state machine answers; one in the
 queue is changed here, in its record first.
 
 Rule: each verb may be sent again. What is so already is answered with ``changed`` False, and not recorded.
@@ -7,28 +7,34 @@ Rule: each verb may be sent again. What is so already is answered with ``changed
 from __future__ import annotations
 
 import asyncio
+import difflib
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from governor import logs
 from governor.daemon.damage import UNREADABLE, damage_in
+from governor.episodes.rules.evaluation import planned_episodes
 from governor.errors import AlreadyEnded, TryAgain, UsageError
 from governor.messages import Changed, Done
-from governor.runs.assignment import Assignment
-from governor.runs.record.result import record_result, result_of_damaged
+from governor.runs.assignment import Assignment, Waiting
+from governor.runs.record.result import figures_of, record_result, result_of_damaged
+from governor.runs.record.work_changes import cancellations
 from governor.runs.run_log import run_ended
 from states import Running
 from states.at_work import AtWork
-from states.events import ContinueRequested, PauseRequested
+from states.events import ContinueRequested, PauseRequested, WorkChangeRequested
 from states.stopping import Stopping
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from governor.daemon.queries import DaemonState, RunQueries
     from governor.journal.journal import Journal
     from governor.journal.runs_table import RunLine, RunRow
-    from governor.messages import Abort, Continue, Pause, RunResult
+    from governor.messages import Abort, ChangeWork, Continue, Pause, RunResult
+    from governor.run_file.phase_model import Phase
     from governor.runs.active_run import RunContext
-    from governor.runs.assignment import Waiting
     from states import State
 
 BY: Final = "api"
@@ -91,6 +97,47 @@ class Steering:
             data = {"reason": asked.reason}
             await self._change_queued(row.uid, ContinueRequested.kind, data, by, pause=None)
         return Changed(uid=row.uid, changed=changed, state="queued", dry_run=asked.dry_run)
+
+    async def change_work(self, asked: ChangeWork, by: dict[str, Any]) -> Changed:
+        """Raises NoSuchRun, AlreadyEnded, TryAgain, UsageError."""
+        row = await self._unended(asked.uid)
+        governor = self._queries.governor_of(row.uid)
+        state = None if governor is None else _at_work(await governor.settled(), row.uid)
+        if governor is None or governor.experiment_run is None or not isinstance(state, Running):
+            raise TryAgain(
+                f"run {row.uid} is {'queued' if state is None else state.name}: none of its work has begun"
+            )
+        phase = governor.experiment_run.phases[state.phase]
+        require_work(asked, phase)
+        if not await self._journal.read(partial(self._is_unended, row.uid, state.phase, asked, phase)):
+            return Changed(uid=row.uid, changed=False, state=state.name, dry_run=asked.dry_run)
+        if not asked.dry_run:
+            event = WorkChangeRequested(
+                row.uid,
+                time.monotonic(),
+                change=asked.change,
+                phase=state.phase,
+                episode=asked.episode,
+                task=asked.task or "",
+                reason=asked.reason or f"{asked.change} by request",
+            )
+            work = {"episode": asked.episode} if asked.task is None else {"task": asked.task}
+            self._log(event.kind, row, asked.reason, by, change=asked.change, phase=phase.name, **work)
+            await governor.change_work(event, by=by)
+        return Changed(uid=row.uid, changed=True, state=state.name, dry_run=asked.dry_run)
+
+    def _is_unended(self, uid: str, index: int, asked: ChangeWork, phase: Phase) -> bool:
+        """Whether it has not ended, and is not cancelled by an earlier request. Blocks."""
+        if asked.task is not None:
+            cancelled: Container[Any] = cancellations(self._journal, uid, index, "task")
+            [task] = [task for task in phase.tasks if task.id == asked.task]
+            return asked.task not in cancelled and self._journal.runs_ended(uid, index, task.id) < task.repeat
+        assignment = Assignment.of(self._queries.find_row(uid), Waiting(uid=uid))
+        ended = figures_of(self._journal, assignment, index).ended
+        return (
+            asked.episode not in cancellations(self._journal, uid, index, "episode")
+            and asked.episode not in ended
+        )
 
     async def _unended(self, uid: str) -> RunRow:
         row: RunRow = await self._journal.read(partial(self._queries.find_row, uid))
@@ -192,6 +239,26 @@ class Steering:
         """A run has ended that was not in work."""
         self._context.metrics.count("runs_ended", result.outcome)
         run_ended(result, submitted_by=result.submitted_by or None)
+
+
+def require_work(asked: ChangeWork, phase: Phase) -> None:
+    """Raises UsageError, TryAgain where the phase at work does not have what is asked for."""
+    if (asked.episode is None) == (asked.task is None):
+        raise UsageError("name one episode or one task")
+    if asked.phase not in {None, phase.name}:
+        raise TryAgain(f"phase {asked.phase!r} is not at work, but {phase.name!r}")
+    if asked.task is not None:
+        known = [task.id for task in phase.tasks]
+        if asked.task not in known:
+            near = difflib.get_close_matches(asked.task, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UsageError(f"phase {phase.name!r} has no task {asked.task!r}{hint}")
+        return
+    episodes = 0 if phase.simulate is None else planned_episodes(phase.simulate.episodes, phase.evaluate)
+    if asked.episode is None or not 0 <= asked.episode < episodes:
+        raise UsageError(
+            f"phase {phase.name!r} has {episodes} episodes, numbered from 0: none is {asked.episode}"
+        )
 
 
 def _at_work(state: State, uid: str) -> AtWork:

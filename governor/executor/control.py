@@ -6,6 +6,7 @@ from governor.executor.connection import Connection
 from governor.messages import (
     Abort,
     Changed,
+    ChangeWork,
     Continue,
     Done,
     Drain,
@@ -35,6 +36,39 @@ class Control(Connection):
     async def continue_(self, uid: str, reason: str = "", *, dry_run: bool = False) -> Changed:
         """Ends a pause, also one that a condition of the run has asked for. Raises as `pause`."""
         return await self._ask(Continue(uid=uid, reason=reason, dry_run=dry_run), Changed, source=uid)
+
+    async def cancel(
+        self,
+        uid: str,
+        *,
+        episode: int | None = None,
+        task: str | None = None,
+        phase: str | None = None,
+        reason: str = "",
+        dry_run: bool = False,
+    ) -> Changed:
+        """Ends one episode, by its index, or one task, by its id, as ``cancelled``, whether or not it has begun; its phase goes on. `phase`:
+        the name of the phase at work, else it is refused. Raises NoSuchRun, AlreadyEnded, TryAgain when none such is at work, UsageError for
+        one that the phase does not have.
+        """
+        asked = ChangeWork(uid, "cancel", phase, episode, task, reason, dry_run)
+        return await self._ask(asked, Changed, source=uid)
+
+    async def requeue(
+        self,
+        uid: str,
+        *,
+        episode: int | None = None,
+        task: str | None = None,
+        phase: str | None = None,
+        reason: str = "",
+        dry_run: bool = False,
+    ) -> Changed:
+        """Ends what runs of one episode or one task, and does it again, at the cost of none of its retries. Arguments and errors as of
+        `cancel`.
+        """
+        asked = ChangeWork(uid, "requeue", phase, episode, task, reason, dry_run)
+        return await self._ask(asked, Changed, source=uid)
 
     async def abort(self, uid: str, reason: str = "") -> None:
         """Asks for the end of a run, in order; `wait` waits for it. Its result has the `reason`. Raises NoSuchRun, AlreadyEnded, TryAgain."""

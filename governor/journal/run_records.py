@@ -140,6 +140,11 @@ class RunRecords(RunsTable):
         text: str | None = self._value(question, uid, digest)
         return text
 
+    def runs_ended(self, uid: str, phase: int, task: str) -> int:
+        """Of one task."""
+        question = "SELECT count(*) FROM runs JOIN ended_tasks ON run = position WHERE uid = ? AND phase = ? AND task = ?"
+        return int(self._value(question, uid, phase, task) or 0)
+
     def tasks_ended(self, uid: str, phase: int) -> int:
         """The number of runs of tasks of a phase that have ended."""
         question = "SELECT count(*) FROM runs JOIN ended_tasks ON run = position WHERE uid = ? AND phase = ?"

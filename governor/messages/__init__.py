@@ -16,6 +16,7 @@ from governor.messages.conductor import *
 from governor.messages.executor import *
 from governor.messages.output import *
 from governor.messages.results import *
+from governor.messages.status import *
 
 if TYPE_CHECKING:
     from governor.messages.commands import *

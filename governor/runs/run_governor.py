@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from governor.run_file.model import Run
     from governor.runs.active_run import RunContext
     from governor.runs.assignment import Assignment
+    from states.events import WorkChangeRequested
 
 SHOWN_TRANSITIONS: Final = 12
 """Transitions that a refusal names."""
@@ -240,6 +241,10 @@ class RunGovernor:
     async def go_on(self, uid: str, reason: str, *, by: Mapping[str, Any] | None = None) -> None:
         """Ends a pause. Raises TryAgain when the run is not paused."""
         await self._command(ContinueRequested(uid, time.monotonic(), reason=reason), by)
+
+    async def change_work(self, event: WorkChangeRequested, *, by: Mapping[str, Any] | None = None) -> None:
+        """Cancels an episode or a task, or has it done again. Raises TryAgain when its phase is not at work."""
+        await self._command(event, by)
 
     async def _command(self, event: Event, by: Mapping[str, Any] | None) -> None:
         async with self._assigning:  # a run that is being assigned now is in work then

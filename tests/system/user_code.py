@@ -356,6 +356,18 @@ class Slow(Walker):
         return super().act(observation, explore=explore)
 
 
+class Naps(Walker):
+    """Takes so many seconds for each action."""
+
+    def __init__(self, *, seconds, **more):
+        super().__init__(**more)
+        self.seconds = seconds
+
+    def act(self, observation, *, explore):
+        time.sleep(self.seconds)
+        return super().act(observation, explore=explore)
+
+
 class Pauses(Walker):
     """Waits while a file `pause` exists beside."""
 
