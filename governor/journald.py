@@ -66,6 +66,7 @@ MESSAGE_IDS: Final = MappingProxyType(
         ("run.abort_requested", ""): "c44621664f7c471fa20a03667336df20",
         ("run.pause_requested", ""): "5fe226f943354201a89f51c1608f4128",
         ("run.continue_requested", ""): "45317417692849b29b19bfd38ed08b49",
+        ("run.work_change_requested", ""): "4f74a56697164dd4bf0dbdf469c27740",
         ("run.damaged", ""): "d20e23b34ad74bfc86ab3f7a257c4f87",
         ("run.stalled", ""): "4b9bb0259efc4d88aaa44a523329ca6c",
         ("run.pruned", ""): "20078460713843378af7acd7b042a910",

@@ -34,6 +34,7 @@ KINDS: Final = (
     "run.abort_requested",
     "run.pause_requested",
     "run.continue_requested",
+    "run.work_change_requested",
     "flow.requested",
     "phase.started",
     "phase.ended",
@@ -51,6 +52,7 @@ _MOMENTS: Final = {
     "run.abort_requested": ("limit", "abort was asked for"),
     "run.pause_requested": ("flow", "paused"),
     "run.continue_requested": ("flow", "continued"),
+    "run.work_change_requested": ("flow", "an episode or a task was cancelled, or was to be done again"),
 }
 
 

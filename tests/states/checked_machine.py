@@ -115,6 +115,7 @@ class CheckedMachine:
             effects.StartPart: self._start_part,
             effects.StopPart: self.to_end.append,
             effects.PausePart: self._pause_part,
+            effects.ChangeWork: self._change_work,
             effects.Wake: self._wake,
             effects.BeginPhase: self._begin_phase,
             effects.EndPhase: self._end_phase,
@@ -151,6 +152,11 @@ class CheckedMachine:
         assert (effect.phase, effect.part) not in self.parts_ended
         assert self.processes[effect.conductor, effect.incarnation].reported_ready
         assert effect.paused == (self.state.pause is not None)
+
+    def _change_work(self, effect):
+        assert (effect.phase, effect.part) not in self.parts_ended
+        assert effect.phase == self.phase
+        assert self.processes[effect.conductor, effect.incarnation].reported_ready
 
     def _wake(self, effect):
         self.timers[effect.name, effect.conductor] = effect

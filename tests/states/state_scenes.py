@@ -46,6 +46,12 @@ def go_on(*, at=0.0, run="r1"):
     return e.ContinueRequested(run=run, at=at)
 
 
+def change(what="cancel", *, phase=1, episode=None, task="", at=0.0, run="r1"):
+    return e.WorkChangeRequested(
+        run=run, at=at, change=what, phase=phase, episode=episode, task=task, reason="by hand"
+    )
+
+
 def stop(reason="going down", *, urgent=False, at=0.0, run="r1"):
     return e.StopRequested(run=run, at=at, reason=reason, urgent=urgent)
 

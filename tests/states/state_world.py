@@ -216,6 +216,9 @@ class World(CheckedMachine):
     def go_on(self):
         self._command(e.ContinueRequested)
 
+    def change(self, what, phase, **work):
+        self._command(e.WorkChangeRequested, change=what, phase=phase, **work)
+
     @property
     def is_paused(self):
         return getattr(self.state, "pause", None) is not None

@@ -125,7 +125,11 @@ class LongSequence:
         elif self.chance(self.command):
             stop = lambda: world.stop(urgent=self.chance(0.5))  # noqa: E731
             pause = lambda: world.pause(hard=self.chance(0.2))  # noqa: E731
-            pick([world.abort, world.abort, stop, pause, pause, world.go_on, world.go_on, world.go_on])()
+            work = pick([{"episode": 3}, {"task": "fit"}])
+            change = lambda: world.change(pick(["cancel", "requeue"]), pick([0, 1, 2]), **work)  # noqa: E731
+            pick(
+                [world.abort, world.abort, stop, pause, pause, world.go_on, world.go_on, world.go_on, change]
+            )()
         elif world.sent and self.chance(0.05):
             world.send_again(self.random.randrange(len(world.sent)))
         elif world.mail and self.chance(self.lag):
@@ -248,6 +252,10 @@ class RandomEvents(RuleBasedStateMachine):
     @rule()
     def go_on(self):
         self.world.go_on()
+
+    @rule(phase=st.integers(0, 2), is_task=st.booleans())
+    def change(self, phase, is_task):
+        self.world.change("cancel", phase, **({"task": "fit"} if is_task else {"episode": 3}))
 
     @rule(urgent=st.booleans())
     def stop(self, urgent):

@@ -21,6 +21,7 @@ from tests.states.state_scenes import (
     abort,
     asked,
     assigned,
+    change,
     closing,
     ended,
     exceeded,
@@ -143,6 +144,8 @@ def sent():
     yield assigned(PLAN)
     yield assigned(replace(PLAN, uid="r2", first_phase=2, restarts=0))
     yield from (abort(), abort(""), stop(), stop(urgent=True), pause(), pause(hard=True), go_on())
+    for phase in (0, 1, 2, 9):
+        yield from (change(phase=phase, episode=3), change("requeue", phase=phase, task="t"))
     for name in DEADLINES:
         yield passed(name, at=1000)
         yield from (passed(name, conductor, n) for conductor in NAMES for n in (1, 2))

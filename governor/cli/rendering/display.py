@@ -31,6 +31,7 @@ UNCHANGED_SECONDS: Final = 60.0
 """Between two lines of a progress that has not changed."""
 FAILURES: Final = 5
 """The failures of a phase that have a line each. Further ones are counted: a phase may have thousands, all for one reason."""
+_BAD: Final = ("failed", "timed_out", "crashed")
 SPARKLINE: Final = 60
 """Cells of a sparkline, at most."""
 WIDE: Final = 96
@@ -229,8 +230,8 @@ def _is_failure(event: RunEvent, view: RunView) -> bool:
     if event.kind.startswith("conductor."):
         unexpected_exit = event.kind == "conductor.exited" and not event.data.get("expected", False)
         return unexpected_exit or event.kind in {"conductor.failed", "conductor.silent"}
-    bad_episode = event.data.get("episode", {}).get("outcome") in ("failed", "timed_out", "crashed")
-    bad_task = event.data.get("record", {}).get("outcome", "succeeded") != "succeeded"
+    bad_episode = event.kind == "episode.ended" and event.data.get("episode", {}).get("outcome") in _BAD
+    bad_task = event.kind == "task.ended" and event.data.get("record", {}).get("outcome") != "succeeded"
     return (bad_episode or bad_task or event.kind in _ATTEMPTS) and view.failures <= FAILURES
 
 

@@ -194,6 +194,9 @@ def _words(kind: str, data: dict[str, Any], view: RunView) -> str:  # noqa: C901
             return _with_reason(str(data.get("outcome")), data.get("reason"))
         case "run.pause_requested" | "run.continue_requested":
             return _with_reason("at once" if data.get("hard") else "", data.get("reason")).removeprefix(": ")
+        case "run.work_change_requested":
+            what = f"task {data['task']}" if data.get("task") else f"episode {data.get('episode')}"
+            return _with_reason(f"{data.get('change')} {what}", data.get("reason"))
         case "run.stalled":
             return f"no progress for {durations.text(data.get('seconds', 0))}: {data.get('waits_for', '')}"
         case "flow.requested":
