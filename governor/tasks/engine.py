@@ -15,14 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from governor import logs
 from governor.tasks.errors import GraphError, QueueFull
-from governor.tasks.protocol.wire import (
-    Begun,
-    Loading,
-    Over,
-    Reported,
-    StateUpdate,
-    WorkItem,
-)
+from governor.tasks.protocol.wire import Begun, Loading, Over, Reported, StateUpdate, WorkItem
 from governor.tasks.scheduling import graph
 from governor.tasks.scheduling.core import Core
 from governor.tasks.scheduling.events import (
