@@ -12,20 +12,36 @@ from governor.version import __version__
 if TYPE_CHECKING:
     from governor.daemon.standalone import RunGovernor
     from governor.executor import Executor
+    from governor.group_results import GroupResult
     from governor.result import Result
     from governor.run_file.load import Run
-    from governor.script import run, submit, wait
+    from governor.script import run, submit, submit_group, wait, wait_group
 
-__all__ = ["Executor", "Result", "Run", "RunGovernor", "__version__", "run", "submit", "wait"]
+__all__ = [
+    "Executor",
+    "GroupResult",
+    "Result",
+    "Run",
+    "RunGovernor",
+    "__version__",
+    "run",
+    "submit",
+    "submit_group",
+    "wait",
+    "wait_group",
+]
 
 _HOME = {
     "Executor": "governor.executor",
+    "GroupResult": "governor.group_results",
     "Result": "governor.result",
     "Run": "governor.run_file.load",
     "RunGovernor": "governor.daemon.standalone",
     "run": "governor.script",
     "submit": "governor.script",
+    "submit_group": "governor.script",
     "wait": "governor.script",
+    "wait_group": "governor.script",
 }
 
 

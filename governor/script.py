@@ -1,4 +1,5 @@
-"""Runs from scripts and notebooks, each with one blocking call: `governor.run`; `governor.submit` and `governor.wait` for a daemon.
+"""Runs from scripts and notebooks, each with one blocking call: `governor.run`; `governor.submit` and `governor.wait` for a daemon, and the
+same for groups of runs.
 
 Rules:
 1. `run` is the verb `governor run` in a process of its own (`script_process`). Nothing of the run outlives its caller: the process
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
     from pathlib import Path
 
+    from governor.group_results import GroupResult
     from governor.run_file.load import Run
 
 T = TypeVar("T")
@@ -131,6 +133,30 @@ def wait(uid: str, *, broker: str | None = None) -> Result:
     The same as `Executor.wait`, which tells of the errors; without an event loop. Ctrl-C ends the waiting alone: the run goes on.
     """
     return _ask(broker, lambda executor: executor.wait(uid))
+
+
+def submit_group(
+    run: Run | Mapping[str, Any] | str | Path,
+    key: str | None = None,
+    *,
+    matrix: Mapping[str, Any] | None = None,
+    folder: str | Path | None = None,
+    broker: str | None = None,
+) -> str:
+    """Submits all runs of a run file with a matrix to the daemon, or none, and returns the id of their group:
+    ``governor.wait_group(governor.submit_group("run.yaml", matrix={"seed": "range(5)"})).table()``.
+
+    The same as `Executor.submit_group`, which tells of the arguments and errors; without an event loop. `broker` as of `submit`.
+    """
+    return _ask(broker, lambda executor: executor.submit_group(run, key, folder=folder, matrix=matrix)).uid
+
+
+def wait_group(uid: str, *, broker: str | None = None) -> GroupResult:
+    """Waits until all runs of a group have ended, and returns its results.
+
+    The same as `Executor.wait_group`, without an event loop. Ctrl-C ends the waiting alone: the runs go on.
+    """
+    return _ask(broker, lambda executor: executor.wait_group(uid))
 
 
 def _arguments(file: object, resume: object, state_dir: object, ray_cpus: object) -> list[str]:

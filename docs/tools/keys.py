@@ -28,6 +28,7 @@ _TYPES = {
     "number": "number",
     "boolean": "`true` or `false`",
     "object": "mapping",
+    "array": "list",
     "null": "null",
 }
 _UNITS = {durations.PATTERN: "duration, seconds", sizes.PATTERN: "size, bytes"}
@@ -135,6 +136,8 @@ def _words(schema: dict[str, Any], key: str) -> str:  # noqa: PLR0911  # one for
             return f"`{value}`"
         case {"patternProperties": dict() as named} if all("enum" in inner for inner in named.values()):
             return f"mapping of names to {_words(next(iter(named.values())), key)}"
+        case {"patternProperties": dict() as named} if all("type" in inner for inner in named.values()):
+            return f"mapping of names to {_plural(_words(next(iter(named.values())), key))}"
         case {"enum": values}:
             return " or ".join(f"`{value}`" for value in values)
         case {"items": inner}:
@@ -149,7 +152,7 @@ def _words(schema: dict[str, Any], key: str) -> str:  # noqa: PLR0911  # one for
 
 
 def _plural(words: str) -> str:
-    return re.sub(r"section|text|mapping|number", r"\g<0>s", words)
+    return re.sub(r"(section|text|mapping|number|list)\b", r"\g<0>s", words)
 
 
 def _range(schema: dict[str, Any]) -> str:

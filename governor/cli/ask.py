@@ -116,22 +116,42 @@ def exit_code(end: WatchEnd | None) -> ExitCode:
     return ExitCode.DONE if end.outcome == "finished" else ExitCode.RUN_ENDED_BADLY
 
 
-def finish(ctx: click.Context, uid: str, end: WatchEnd | None) -> None:
-    """Exits with the exit code for the end of a followed run. If the daemon goes down, the run does not end with it."""
+def finish(ctx: click.Context, uid: str, end: WatchEnd | None, *, what: str = "run") -> None:
+    """Exits with the exit code for the end of a followed run or group. If the daemon goes down, the run does not end with it."""
     code = exit_code(end)
     if code == ExitCode.TRY_AGAIN:
         say(
-            f"governor: the daemon is going down; run {uid} goes on when it is started again "
+            f"governor: the daemon is going down; {what} {uid} goes on when it is started again "
             f"(`governor watch {uid}`)",
             err=True,
         )
     ctx.exit(code)
 
 
-def detach(ctx: click.Context, uid: str) -> None:
+def follow_submitted(
+    ctx: click.Context,
+    asked: Callable[[Executor], Awaitable[WatchEnd | None]],
+    submitted: list[str],
+    *,
+    follows: bool,
+    what: str = "run",
+) -> None:
+    """Submits and, where it `follows`, exits by the end. `asked` puts the id into `submitted`: from then on Ctrl-C detaches."""
+    try:
+        end = ask(ctx.obj, asked)
+    except KeyboardInterrupt:
+        if not submitted:
+            raise
+        detach(ctx, submitted[0], what=what)
+        return
+    if follows:
+        finish(ctx, submitted[0], end, what=what)
+
+
+def detach(ctx: click.Context, uid: str, *, what: str = "run") -> None:
     """Exits after Ctrl-C, which ended only this client."""
     say(
-        f"governor: detached; run {uid} goes on. `governor watch {uid}` comes back to it, "
+        f"governor: detached; {what} {uid} goes on. `governor watch {uid}` comes back to it, "
         f"`governor abort {uid}` ends it",
         err=True,
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from governor.cli import matrix
 from governor.cli.ask import json_option
 from governor.cli.rendering.lines import clean, counted, say
 from governor.errors import ExitCode, RunFileError
@@ -19,24 +20,26 @@ if TYPE_CHECKING:
     from governor.cli.trial.builds import Build
     from governor.messages import Fault
     from governor.run_file.load import Examined
+    from governor.run_file.options import Options
 
 
-def checked(file: Path, *, here: bool = True) -> Examined:
-    """The run file after the full check: its shape, its references, and the import of its entries. If it is to run
-    `here`, the keys of its language models must be in the environment.
+def checked(file: Path, *, here: bool = True, options: Options | None = None) -> Examined:
+    """The run file after the full check, with all runs of its matrix: its shape, its references, and the import of its entries. If it is to
+    run `here`, the keys of its language models must be in the environment. `options` change it.
 
     Raises:
         RunFileError: with every fault.
     """
-    from governor.run_file import check_language_models, entry_check, load  # noqa: PLC0415  # pydantic: 0.2 s, not for --help
+    from governor.run_file import cells, check_language_models, entry_check, load  # noqa: PLC0415  # pydantic: 0.2 s, not for --help
 
-    examined = load.examine(file)
-    asked = entry_check.of_data(examined.document.data)
+    examined = load.examine(file, options)
+    asked = cells.with_entries(entry_check.of_data(examined.document.data), examined.cells)
     if here:
         examined = examined.with_faults(
             check_language_models.missing_keys(examined.document.data, os.environ)
         )
-    examined = examined.with_faults(entry_check.faults(asked, folder=examined.folder))
+    found = entry_check.faults(asked, folder=examined.folder)
+    examined = examined.with_faults(cells.in_file(examined.cells, found))
     examined.run()
     return examined
 
@@ -54,6 +57,8 @@ def checked(file: Path, *, here: bool = True) -> Examined:
     metavar="S",
     help="With --build: the time that one environment with its agents has.  [default: 60]",
 )
+@matrix.set_option
+@matrix.zip_option
 @click.option("--schema", is_flag=True, help="Print the JSON schema of run files, for editors, instead.")
 @json_option
 @click.pass_context
@@ -63,10 +68,14 @@ def command(
     file: Path | None,
     build: bool,
     seconds: float | None,
+    sets: tuple[str, ...],
+    zips: tuple[str, ...],
     schema: bool,
     as_json: bool,
 ) -> None:
-    """List all faults of the run FILE, each with its path and line; exit 78 when there are any."""
+    """List all faults of the run FILE, each with its path and line; exit 78 when there are any. Of a file with a matrix each run is
+    checked, and the first ones are shown.
+    """
     if schema:
         from governor.run_file import load  # noqa: PLC0415  # as in checked
 
@@ -78,7 +87,7 @@ def command(
         raise click.UsageError("--seconds is for --build")
     done: list[Build] = []
     try:
-        examined = checked(file)
+        examined = checked(file, options=matrix.options_of(sets=sets, zips=zips))
         if build:
             examined = _built(examined, done, seconds=seconds, quiet=as_json)
         run = examined.run()
@@ -89,12 +98,12 @@ def command(
         _document(file, error.faults, done if build else None)
         ctx.exit(ExitCode.BAD_CONFIGURATION)
     if as_json:
-        _document(file, (), done if build else None)
+        _document(file, (), done if build else None, examined)
         return
     plan = run.to_plan("")
-    say(
-        f"{file}: no faults; {counted(len(plan.phases), 'phase')}, {counted(len(plan.conductors), 'conductor')}"
-    )
+    text = f"{file}: no faults; {counted(len(plan.phases), 'phase')}, {counted(len(plan.conductors), 'conductor')}"
+    say(f"{text}; {counted(len(examined.cells), 'run')}" if examined.cells else text)
+    matrix.show_cells(examined.cells)
 
 
 def _built(examined: Examined, done: list[Build], *, seconds: float | None, quiet: bool) -> Examined:
@@ -133,7 +142,9 @@ def _show_tracebacks(done: list[Build]) -> None:
         click.echo(f"{indented(one.built.traceback)}\n", err=True)
 
 
-def _document(file: Path, faults: tuple[Fault, ...], done: list[Build] | None) -> None:
+def _document(
+    file: Path, faults: tuple[Fault, ...], done: list[Build] | None, examined: Examined | None = None
+) -> None:
     tracebacks = {one.message: one.built.traceback for one in done or () if one.built.traceback}
     listed = [
         {"path": fault.path, "line": fault.line, "message": fault.message}
@@ -141,6 +152,8 @@ def _document(file: Path, faults: tuple[Fault, ...], done: list[Build] | None) -
         for fault in faults
     ]
     document: dict[str, Any] = {"source": str(file), "ok": not listed, "faults": listed}
+    if examined is not None and examined.cells:
+        document["runs"] = [cell.params for cell in examined.cells]
     if done is not None:
         document["built"] = [_entry(one) for one in done]
     click.echo(json.dumps(document))

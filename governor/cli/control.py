@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from governor.cli import ask
+from governor.cli import ask, groups
 from governor.cli.rendering import display
 from governor.cli.rendering.lines import say
 from governor.messages import Done
@@ -31,6 +31,12 @@ def pause(broker: str | None, *, uid: str, hard: bool, reason: str, dry_run: boo
     """Have no further episode or task of RUN begin, until `governor continue RUN`, also over a restart of the daemon. What runs, ends;
     with --hard it is interrupted, and done again later.
     """
+    if groups.is_group(uid):
+        changed = ask.ask(
+            broker, lambda executor: executor.pause_group(uid, reason, hard=hard, dry_run=dry_run)
+        )
+        groups.say_changed(changed, "are paused", as_json=as_json)
+        return
     found = ask.ask(broker, lambda executor: executor.pause(uid, reason, hard=hard, dry_run=dry_run))
     _say_changed(found, "is paused", "is paused already", as_json=as_json)
 
@@ -43,6 +49,10 @@ def pause(broker: str | None, *, uid: str, hard: bool, reason: str, dry_run: boo
 @click.pass_obj
 def go_on(broker: str | None, *, uid: str, reason: str, dry_run: bool, as_json: bool) -> None:
     """Have a paused RUN go on, also where one of its conditions has asked for the pause."""
+    if groups.is_group(uid):
+        changed = ask.ask(broker, lambda executor: executor.continue_group(uid, reason, dry_run=dry_run))
+        groups.say_changed(changed, "go on", as_json=as_json)
+        return
     found = ask.ask(broker, lambda executor: executor.continue_(uid, reason, dry_run=dry_run))
     _say_changed(found, "goes on", "is not paused", as_json=as_json)
 
@@ -64,6 +74,10 @@ def _say_changed(found: Changed, done: str, was: str, *, as_json: bool) -> None:
 @click.pass_obj
 def abort(broker: str | None, *, uid: str, reason: str, as_json: bool) -> None:
     """Abort RUN. Its end is an event of the run: `governor watch RUN` waits for it."""
+    if groups.is_group(uid):
+        changed = ask.ask(broker, lambda executor: executor.abort_group(uid, reason))
+        groups.say_changed(changed, "are being aborted", as_json=as_json)
+        return
     ask.ask(broker, lambda executor: executor.abort(uid, reason=reason))
     if as_json:
         display.print_json(Done())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from governor.cli import ask
+from governor.cli import ask, groups
 from governor.cli.rendering import lines
 from governor.errors import GovernorError, NoSuchRun, NotPermitted, Unreachable, UsageError
 from governor.locations import default_state_dir
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from governor.messages import RunResult
     from governor.report.document import Document, RunDocument
     from governor.report.source import JournalSource
+
+
+MOST_RUNS = 40
+"""Runs of a group in one page."""
 
 
 @click.command("report", short_help="Write a page: curves, timeline, failures.")
@@ -62,11 +66,12 @@ def command(
 ) -> None:
     """Write one HTML file of RUN: outcome, failures, curves, timeline, episodes, tasks. It needs no server and no network.
 
-    With several runs their curves lie over each other, and a table has their metrics with confidence intervals over seeds.
+    With several runs, or a group of them, their curves lie over each other, and a table has their metrics with confidence intervals over seeds.
     """
     asked = _asked(episodes)
     document = asyncio.run(_collect(broker, uids, asked, state_dir))
-    file = output or Path(_name_of(document))
+    of_group = len(uids) == 1 and groups.is_group(uids[0])
+    file = output or Path(f"report-{uids[0]}.html" if of_group else _name_of(document))
     size = write(document, file)
     if as_json:
         click.echo(json.dumps({"file": str(file.absolute()), "bytes": size}))
@@ -125,7 +130,7 @@ async def _collect(
     from governor.report.source import DaemonSource  # noqa: PLC0415  # as above
 
     runs: list[RunDocument] = []
-    for uid in uids:
+    for uid in await _with_runs(broker, uids):
         if state_dir is not None:
             missing = NoSuchRun(uid, f"no run {uid!r} in {state_dir}")
             runs.append(await collect_run(_kept(state_dir, uid, missing), uid, asked=asked))
@@ -142,6 +147,30 @@ async def _collect(
         raise UsageError(f"run {twice} is named twice")
     _require_phases(runs, asked)
     return document_of(runs)
+
+
+async def _with_runs(broker: str | None, uids: Sequence[str]) -> list[str]:
+    """The runs of a group in its place: those of its cells."""
+    from governor.executor import Executor  # noqa: PLC0415  # not for `--help`
+
+    found: list[str] = []
+    for uid in uids:
+        if not groups.is_group(uid):
+            found.append(uid)
+            continue
+        async with Executor(broker) as executor:
+            cells = (await executor.group(uid)).cells
+        begun = [cell.uid for cell in cells if cell.state not in ("queued", "paused")]
+        if len(begun) > MOST_RUNS:
+            lines.say(
+                f"governor: group {uid} has {len(begun)} runs, the report shows the first {MOST_RUNS}; "
+                f"`governor results {uid}` has all",
+                err=True,
+            )
+        found += begun[:MOST_RUNS]
+    if not found:
+        raise UsageError("none of these runs has begun: there is nothing to report yet")
+    return found
 
 
 def _require_phases(runs: Sequence[RunDocument], asked: Mapping[str, frozenset[int]]) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
-from governor.cli import ask
+from governor.cli import ask, groups
 from governor.cli.rendering import display, lines
 from governor.errors import UsageError
 
@@ -29,9 +29,17 @@ if TYPE_CHECKING:
 @click.option(
     "--of",
     "rows",
-    type=click.Choice(["episodes", "tasks", "steps"]),
-    help="One row for each of these, instead of the whole result; csv and parquet take episodes by default.",
+    type=click.Choice(["episodes", "tasks", "steps", "runs"]),
+    help="One row for each of these, instead of the whole result; csv and parquet take episodes by default. Runs are of a group.",
 )
+@click.option(
+    "--metric",
+    "metrics",
+    metavar="NAME",
+    multiple=True,
+    help="Of a group: show this metric, as return_mean; the best values are those of the first one.",
+)
+@click.option("--lowest", is_flag=True, help="With --metric: the lowest mean is the best.")
 @click.option(
     "--curve",
     metavar="METRIC",
@@ -69,7 +77,9 @@ def command(
     uid: str,
     as_json: bool,
     form: Format | None,
-    rows: Rows | None,
+    rows: Rows | Literal["runs"] | None,
+    metrics: tuple[str, ...],
+    lowest: bool,
     curve: str | None,
     by: Axis | None,
     failures: bool,
@@ -81,7 +91,8 @@ def command(
     """Show the result of RUN: its outcome, phases, metrics, tasks and causes of failures; or its episodes, tasks or steps, row by
     row; or its failures, one by one.
 
-    Of a run in work it is what has ended so far. Episodes and steps are read in the run's folder, on the machine of its daemon.
+    Of a run in work it is what has ended so far. Episodes and steps are read in the run's folder, on the machine of its daemon. Of a
+    group of runs it is one line for its runs that differ in their seeds alone, with the mean of each metric and its confidence interval.
     """
     if as_json and form not in (None, "json"):
         raise UsageError(f"--json and --format {form} contradict each other")
@@ -95,6 +106,22 @@ def command(
         ),
         (not failures and (limit, after) != (None, None), "--limit and --after go with --failures"),
     )
+    _require_fitting(
+        (lowest and not metrics, "--lowest goes with --metric NAME"),
+        (
+            groups.is_group(uid) and any((curve, failures)),
+            "--curve and --failures are of one run: `governor list --group` has the runs of a group",
+        ),
+        (
+            not groups.is_group(uid) and (rows == "runs" or bool(metrics)),
+            "--of runs and --metric are of a group of runs",
+        ),
+    )
+    if groups.is_group(uid):
+        groups.results(
+            broker, uid, metrics=metrics, lowest=lowest, form=form, phase=phase, output=output, rows=rows
+        )
+        return
     if curve is not None:
         from governor.cli import curves  # noqa: PLC0415  # not for the result
 
@@ -112,7 +139,7 @@ def command(
         )
     )
     found = ask.ask(broker, lambda executor: executor.result(uid, so_far=True))
-    if rows is not None:
+    if rows is not None and rows != "runs":
         from governor.cli.rendering import exports  # noqa: PLC0415  # Arrow: not for the result alone
 
         exports.export(found, rows, form=form, phase=phase, output=output)

@@ -27,7 +27,7 @@ import click
 from governor.cli import ask
 from governor.cli.check import checked
 from governor.cli.rendering import display, failures, lines
-from governor.errors import ExitCode, GovernorError, JournalError, NoRoom, NoSuchRun
+from governor.errors import ExitCode, GovernorError, JournalError, NoRoom, NoSuchRun, UsageError
 from governor.processes import guard
 
 if TYPE_CHECKING:
@@ -98,6 +98,10 @@ def command(
     # The forkserver imports its modules during the check; nothing of the run itself is started.
     process.warm_up(folder=folder)
     run = checked(file) if file is not None else None
+    if run is not None and run.cells:
+        raise UsageError(
+            f"{file} has a matrix, it is a group of {len(run.cells)} runs: `governor submit` hands them to a daemon (`governor serve`)"
+        )
     shown = _tolerant_display(display.choose(as_json=as_json, quiet=quiet, framed=framed))
     show_result = functools.partial(display.show_result, as_json=as_json, framed=framed)
     show_output = None if quiet else functools.partial(_show_output, is_raw=framed)

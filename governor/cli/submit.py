@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from governor.cli import ask
+from governor.cli import ask, groups, matrix
 from governor.cli.rendering import display, failures
+from governor.cli.rendering.lines import counted, say
 from governor.messages import Submitted
 
 if TYPE_CHECKING:
@@ -39,14 +41,55 @@ def _options(command: F) -> F:
 
 @click.command("submit", short_help="Hand in a run, and print its id.")
 @click.argument("file", type=click.Path(path_type=Path))
+@matrix.set_option
+@matrix.zip_option
+@matrix.name_option
+@matrix.label_option
+@click.option(
+    "--dry-run", is_flag=True, help="Check and show the runs that would be submitted, and submit none."
+)
 @_options
 @click.pass_context
-def submit(ctx: click.Context, /, *, file: Path, key: str | None, **how: bool) -> None:
-    """Submit the run of FILE to the daemon and print its id."""
+def submit(
+    ctx: click.Context,
+    /,
+    *,
+    file: Path,
+    key: str | None,
+    sets: tuple[str, ...],
+    zips: tuple[str, ...],
+    labels: tuple[str, ...],
+    name: str | None,
+    dry_run: bool,
+    **how: bool,
+) -> None:
+    """Submit the run of FILE to the daemon and print its id. A file with a matrix, or several values of --set, are a group of runs: all of
+    them are accepted, or none.
+    """
     from governor.cli.check import checked  # noqa: PLC0415  # pydantic: not for --help
 
-    run = checked(file, here=False)
-    _hand_in(ctx, lambda executor: executor.submit(run, key=key), **how)
+    options = matrix.options_of(sets=sets, zips=zips, labels=labels, name=name)
+    run = checked(file, here=False, options=options)
+    cells = run.cells
+    if dry_run:
+        if how["as_json"]:
+            click.echo(json.dumps([cell.params for cell in cells] or [{}]))
+            return
+        say(f"{file}: {counted(len(cells) or 1, 'run')}; nothing was submitted")
+        matrix.show_cells(cells)
+    elif options is not None and run.is_single:
+        alone = cells[0]
+        _hand_in(
+            ctx,
+            lambda executor: executor.submit(
+                alone.run or run, key=key, folder=run.folder, params=alone.params
+            ),
+            **how,
+        )
+    elif cells:
+        groups.submit(ctx, lambda executor: executor.submit_group(run, key=key), **how)
+    else:
+        _hand_in(ctx, lambda executor: executor.submit(run, key=key), **how)
 
 
 @click.command("resume", short_help="Do what is missing of an earlier run.")
@@ -59,8 +102,11 @@ def resume(ctx: click.Context, /, *, uid: str, key: str | None, **how: bool) -> 
     Tasks that succeeded and episodes that ended by themselves are kept with their values and files, and so is what the
     agents had learned. All else is done: what failed, timed out, was cancelled or never began. RUN must have ended, and
     stays as it is; a run that finished with nothing missing is refused. A run of `governor run` is resumed by
-    `governor run --resume RUN`.
+    `governor run --resume RUN`. Of a group each run that failed or was aborted is resumed, in the same group.
     """
+    if groups.is_group(uid):
+        groups.resume(ctx, uid, key=key, **how)
+        return
     _hand_in(ctx, lambda executor: executor.resume(uid, key=key), **how)
 
 
@@ -93,12 +139,4 @@ def _hand_in(
                 await failures.show_end(executor, result)
         return end
 
-    try:
-        end = ask.ask(ctx.obj, asked)
-    except KeyboardInterrupt:
-        if not submitted:
-            raise
-        ask.detach(ctx, submitted[0])
-        return
-    if watch or wait:
-        ask.finish(ctx, submitted[0], end)
+    ask.follow_submitted(ctx, asked, submitted, follows=watch or wait)

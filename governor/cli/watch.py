@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from governor.cli import ask
+from governor.cli import ask, groups
 from governor.cli.rendering import display
 from governor.cli.rendering.lines import say
 
@@ -21,7 +21,10 @@ from governor.cli.rendering.lines import say
 @ask.json_option
 @click.pass_context
 def command(ctx: click.Context, *, uid: str, after: int, as_json: bool) -> None:
-    """Follow RUN to its end; exit 0 when it finished, 1 when it ended badly. Ctrl-C detaches only."""
+    """Follow RUN, or a group of runs, to its end; exit 0 when it finished, 1 when it ended badly. Ctrl-C detaches only."""
+    if groups.is_group(uid):
+        groups.watch(ctx, uid, as_json=as_json)
+        return
     shown = display.choose(as_json=as_json)
     try:
         end = ask.ask(ctx.obj, lambda executor: ask.follow(executor, uid, display=shown, after=after))

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from governor import logs
+from governor.daemon.groups.reports import GroupReports
+from governor.daemon.groups.verbs import Groups, require_key
 from governor.daemon.queries import RunQueries
 from governor.daemon.senders import Senders
 from governor.daemon.steering import Steering
@@ -35,6 +37,7 @@ from governor.errors import (
 from governor.journal.schema import LARGEST
 from governor.messages import (
     Abort,
+    ChangeGroup,
     ChangeWork,
     Continue,
     Done,
@@ -42,6 +45,7 @@ from governor.messages import (
     ExecutorReply,
     Explain,
     GetCurves,
+    GetGroup,
     GetStatus,
     ListFailures,
     ListRuns,
@@ -54,10 +58,12 @@ from governor.messages import (
     ShutdownDaemon,
     Stop,
     Submit,
+    SubmitGroup,
     Submitted,
     Undrain,
     Watch,
     WatchEnd,
+    WatchGroup,
     decode_request,
     encode,
 )
@@ -85,8 +91,6 @@ if TYPE_CHECKING:
 
 KEEP_ALIVE_SECONDS: Final = 5.0
 BY: Final = "api"
-KEY_LENGTH: Final = 256
-"""Maximum length of a client's key in characters: keys are stored permanently."""
 
 log = logs.get_logger()
 
@@ -98,6 +102,14 @@ class DaemonApi:
         self._journal: Journal = context.journal
         self._queries = RunQueries(daemon=daemon, context=context)
         self.steering = Steering(daemon=daemon, context=context, queries=self._queries)
+        self.groups = Groups(
+            daemon=daemon,
+            context=context,
+            queries=self._queries,
+            steering=self.steering,
+            resume=partial(self._resume, of_group=True),
+        )
+        self._group_reports = GroupReports(daemon=daemon, context=context, queries=self._queries)
         self._senders = Senders()
 
     async def answer(self, request: Request) -> Sequence[bytes]:
@@ -116,6 +128,14 @@ class DaemonApi:
         match asked:
             case Submit():
                 return await self._submit(asked, by)
+            case SubmitGroup():
+                return await self.groups.submit(asked, by)
+            case ChangeGroup():
+                return await self.groups.change(asked, by)
+            case GetGroup():
+                return await self._group_reports.send(request, asked)
+            case WatchGroup():
+                return await self._group_reports.watch(request, asked)
             case Resume():
                 return await self._resume(asked, by)
             case Watch():
@@ -123,7 +143,7 @@ class DaemonApi:
             case GetStatus():
                 return await self._queries.status(asked.uid)
             case ListRuns():
-                return await self._queries.page(asked.limit, asked.after)
+                return await self._queries.page(asked)
             case Abort():
                 return await self.steering.abort(asked, by)
             case Pause():
@@ -163,6 +183,8 @@ class DaemonApi:
 
     async def _submit(self, asked: Submit, by: dict[str, Any]) -> Submitted:
         run = parse(asked.run, "run file")
+        if run.matrix is not None:
+            raise UsageError("the run file has a matrix: submit it as a group")
         this = digest(run)
         if (known := await self._find_known(asked.key, this)) is not None:
             return known
@@ -177,6 +199,7 @@ class DaemonApi:
                 folder=asked.folder,
                 digest=this,
                 by=by,
+                params=asked.params,
             )
 
         with self._daemon.queue.place():
@@ -185,7 +208,8 @@ class DaemonApi:
             await self._find_known(asked.key, this)
         return self._accepted(Waiting(uid=uid), recorded, run_name=run.name, key=asked.key, by=by)
 
-    async def _resume(self, asked: Resume, by: dict[str, Any]) -> Submitted:
+    async def _resume(self, asked: Resume, by: dict[str, Any], *, of_group: bool = False) -> Submitted:
+        """`of_group`: its whole group is being resumed."""
         row = await self._journal.read(partial(self._queries.find_sound, asked.uid))
         if (known := await self._find_known(asked.key, parent=row.uid)) is not None:
             return known
@@ -200,6 +224,8 @@ class DaemonApi:
 
         def change(transaction: Transaction) -> str:
             other = transaction.resumed_by(row.uid)
+            if row.group_uid is not None and not of_group:
+                transaction.resume_group(row.group_uid)
             recorded = transaction.submit(
                 uid=uid,
                 key=asked.key,
@@ -208,6 +234,9 @@ class DaemonApi:
                 folder=row.folder,
                 parent=row.uid,
                 by=by,
+                group=row.group_uid,
+                cell=row.cell,
+                params=row.params,
             )
             if recorded == uid:
                 if other is not None:
@@ -217,7 +246,10 @@ class DaemonApi:
 
         with self._daemon.queue.place():
             recorded = await self._record_with_files(uid, change, kept)
-        waiting = Waiting(uid=uid, first_phase=kept.first_phase)
+        waiting = Waiting(uid=uid, first_phase=kept.first_phase, group=row.group_uid)
+        if row.group_uid is not None:
+            group = await self._journal.read(partial(self._journal.group, row.group_uid))
+            self._daemon.limits.know(group)
         about = {"run_name": run.name, "key": asked.key, "parent": row.uid, "by": by}
         return self._accepted(waiting, recorded, **about)
 
@@ -251,10 +283,7 @@ class DaemonApi:
         Raises TryAgain when there is none and no run can be accepted, UsageError when the run does not resume
         `parent`, was submitted with another run file than that of the digest `this`, or the key is too long.
         """
-        if key is not None and len(key) > KEY_LENGTH:
-            raise UsageError(
-                f"a key has at most {KEY_LENGTH} characters, and {key[:16]!r}... has {len(key)}: choose a shorter one"
-            )
+        require_key(key)
         known = None if key is None else await self._journal.read(partial(self._journal.of_key, key))
         if known is not None:
             row = await self._journal.read(partial(self._journal.line, known))

@@ -25,6 +25,7 @@ from governor.daemon.background import Background
 from governor.daemon.broker_supervisor import BrokerProcess, broker_of, wait_until_answering
 from governor.daemon.dispatcher import Dispatcher
 from governor.daemon.draining import Draining
+from governor.daemon.groups.limits import GroupLimits
 from governor.daemon.metrics.measurements import Measurements
 from governor.daemon.metrics.server import MetricsServer
 from governor.daemon.ray_supervisor import RayService
@@ -91,12 +92,12 @@ class Daemon:
         self._folders = acquired_folders
         self._reload = reload
         self.governors = [*governors]
-        self.queue = RunQueue(limit=config.queue_limit)
+        self.limits = GroupLimits(lambda: self.governors)
+        self.queue = RunQueue(limit=config.queue_limit, rules=[self.limits])
         self._notifier = notifier
         self._background = Background(state_dir=config.state_dir)
         self.journal_folder = config.state_dir
-        self._signals = 0
-        self._refused = ""
+        self._signals, self._refused = 0, ""
         self.held: Mapping[str, str] = {}
         self.damaged: dict[str, str] = {}
         self.is_stopping = False
@@ -174,6 +175,7 @@ class Daemon:
             self._pruner = Pruner(context.journal, context.runs_folder)
             background.spawn(self._pruner.serve(lambda: self._retention), "prune")
             self.api = DaemonApi(daemon=self, context=context)
+            background.spawn(self.api.groups.serve(), "groups")
             await self.register(stack, config.worker_endpoint, SERVICE, context.secret)
             if config.metrics.listen is not None:
                 measure = Measurements(self, context, broker=self._broker, selector=self._selector)
@@ -222,6 +224,7 @@ class Daemon:
         await asyncio.to_thread(schema.examine, path)
         journal = Journal(path, reserve=reserve, on_unreadable=self._background.fail)
         stack.push_async_callback(journal.close)
+        await self.limits.load(journal)
         return journal
 
     async def _open(self, stack: AsyncExitStack, journal: Journal) -> RunContext:
@@ -272,6 +275,7 @@ class Daemon:
                 governor.post_stop(f"stop_grace of {self.config.stop_grace:g} s is over", urgent=True)
             await asyncio.wait(slots)
         context.journal.wake_followers()
+        self.limits.moved()
         await self._background.cancel_all()
 
     # -- slots -------------------------------------------------------------------------------------------------
@@ -310,6 +314,7 @@ class Daemon:
         disk_reserve.require(self.config.state_dir, self.config.disk_reserve)
 
     def _changed(self, governor: RunGovernor) -> None:
+        self.limits.moved(is_free=governor.is_free)
         if governor.is_free:
             self.dispatch()
             self._pruner.wake()

@@ -46,6 +46,7 @@ class Dispatcher:
             for governor in governors:
                 if not self._may_assign(governor):
                     continue
+                await self._queue.settle()
                 assignment = await take(self._queue, journal, damaged=self._damaged)
                 if assignment is None:
                     continue
@@ -73,7 +74,7 @@ async def take(queue: RunQueue, journal: Journal, *, damaged: dict[str, str]) ->
     while (waiting := queue.first()) is not None:
         found = await journal.read(partial(_read, journal, waiting))
         now = queue.find(waiting.uid)
-        if now is None or now.pause is not None:  # it was aborted or paused meanwhile
+        if now is None or not queue.may_begin(now):  # it was aborted or paused meanwhile
             continue
         queue.remove(waiting.uid)
         if not isinstance(found, str):

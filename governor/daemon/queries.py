@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from governor import clock
-from governor.errors import BadRequest, GovernorError, NoSuchRun, RecordDamaged
+from governor.daemon.groups import listing
+from governor.errors import GovernorError, NoSuchRun, RecordDamaged
+from governor.journal.run_filter import RunFilter
 from governor.messages import Explanation, RunCounts, RunList, RunStatus, StatusReport
 from governor.output import reader
 from governor.processes import kill_tree
@@ -27,15 +29,24 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from governor.daemon.draining import Draining
+    from governor.daemon.groups.limits import GroupLimits
     from governor.daemon.run_queue import RunQueue
+    from governor.journal.groups import GroupRow
     from governor.journal.runs_table import RunLine, RunRow
-    from governor.messages import LoopTime, OutputPage, Prune, Pruned, ReadOutput, Reloaded, RunEvent
+    from governor.messages import (
+        ListRuns,
+        LoopTime,
+        OutputPage,
+        Prune,
+        Pruned,
+        ReadOutput,
+        Reloaded,
+        RunEvent,
+    )
     from governor.runs.active_run import RunContext
     from governor.runs.assignment import Waiting
     from governor.runs.run_governor import RunGovernor
 
-LIST_LIMIT: Final = 10_000
-"""Maximum number of runs in one answer."""
 SHOWN: Final = 100
 """Queued runs that `status` shows."""
 AT_ONCE: Final = 500
@@ -48,6 +59,7 @@ class DaemonState(Protocol):
 
     governors: list[RunGovernor]
     queue: RunQueue
+    limits: GroupLimits
     held: Mapping[str, str]
     damaged: dict[str, str]
     draining: Draining
@@ -117,11 +129,41 @@ class RunQueries:
             loop=self._daemon.loop_time(),
         )
 
-    async def page(self, limit: int, after: str | None) -> RunList:
-        if not 0 < limit <= LIST_LIMIT:
-            raise BadRequest(f"limit counts runs, from 1 to {LIST_LIMIT}, and is not {limit}")
-        rows = await self._journal.read(partial(self._read_page, limit + 1, after))
-        return RunList(runs=await self._describe_all(rows[:limit]), more=len(rows) > limit)
+    async def page(self, asked: ListRuns) -> RunList:
+        """Raises BadRequest, UsageError for what no list has."""
+        listing.require(asked)
+        group = None
+        if asked.group is not None:
+            group = (await self._journal.read(partial(self.find_group, asked.group))).uid
+        only = RunFilter(
+            group=group,
+            labels=asked.labels,
+            outcome=asked.state if asked.state in listing.OUTCOMES else None,
+            unended=None if asked.state in (None, *listing.OUTCOMES) else asked.state != "ended",
+        )
+        if asked.sort is not None:
+            found, _ = await self._listed(only, asked, limit=listing.LIST_LIMIT)
+            runs = listing.in_order(found, asked.sort, descending=asked.descending)
+            return RunList(runs=tuple(runs[: asked.limit]), more=len(runs) > asked.limit)
+        found, more = await self._listed(only, asked, limit=asked.limit)
+        return RunList(runs=tuple(found), more=more)
+
+    async def _listed(self, only: RunFilter, asked: ListRuns, *, limit: int) -> tuple[list[RunStatus], bool]:
+        """The first runs of the list, and whether there are more. Those that have not ended are looked through for their state."""
+        found: list[RunStatus] = []
+        after = (
+            None if asked.after is None else await self._journal.read(partial(self._position, asked.after))
+        )
+        while len(found) <= limit:
+            rows = await self._journal.read(
+                partial(self._journal.runs, limit=limit + 1, after=after, only=only)
+            )
+            described = await self._describe_all(rows)
+            found += [run for run in described if not only.unended or listing.is_in(run, str(asked.state))]
+            if not only.unended or len(rows) <= limit:
+                break
+            after = rows[-1].position
+        return found[:limit], len(found) > limit
 
     async def explain(self, uid: str) -> Explanation:
         row: RunLine = await self._journal.read(partial(self.whole, uid))
@@ -172,7 +214,7 @@ class RunQueries:
     def _quarantined(self) -> dict[str, str]:
         return {slot.uid: slot.quarantine for slot in self._daemon.governors if slot.quarantine}
 
-    async def _settled(self, rows: list[RunLine]) -> list[RunLine]:
+    async def settled(self, rows: list[RunLine]) -> list[RunLine]:
         """The rows, up to date: a run that moved on while its row was read is read once more."""
         daemon, in_work = self._daemon, self._in_work()
         moved = [
@@ -189,7 +231,7 @@ class RunQueries:
     async def _describe_all(
         self, rows: list[RunLine], marked: Mapping[int, Sequence[int]] = _NOT_ASKED
     ) -> tuple[RunStatus, ...]:
-        rows = await self._settled(rows)
+        rows = await self.settled(rows)
         by = await self._journal.read(partial(self._journal.submitters, [row.uid for row in rows]))
         described: list[RunStatus] = []
         for start in range(0, len(rows), AT_ONCE):
@@ -231,6 +273,9 @@ class RunQueries:
             parent=row.parent,
             seconds=row.seconds,
             submitted_by=by,
+            group=row.group_uid,
+            params=row.params,
+            labels=row.labels,
         )
 
     def _place_of(self, waiting: Waiting) -> str:
@@ -238,6 +283,8 @@ class RunQueries:
             return Pause(since=0.0, reason=waiting.pause).waits_for(waiting.uid)
         if waits_for := self._daemon.draining.waits_for:
             return waits_for
+        if obstacle := self._daemon.queue.obstacle(waiting):
+            return obstacle
         before = self._daemon.queue.position(waiting.uid)
         return f"a free slot ({before} run{'' if before == 1 else 's'} before it)"
 
@@ -271,9 +318,26 @@ class RunQueries:
         if row is None and uid and (gone := self._journal.pruned(uid)) is not None:
             on = time.strftime("%Y-%m-%d", time.localtime(gone.pruned_at))
             raise NoSuchRun(uid, f"run {gone.uid} was pruned on {on}: its record and its files are gone")
+        if row is None and (groups := self._journal.find_groups(uid) if uid else []):
+            raise NoSuchRun(
+                uid, f"{groups[0].uid} is a group of runs: `governor list --group {groups[0].uid}` has them"
+            )
         if row is None:
             raise NoSuchRun(uid)
         return row
+
+    def find_group(self, uid: str) -> GroupRow:
+        """The group with this uid, or the only one whose uid begins with it."""
+        found = self._journal.find_groups(uid) if uid else []
+        found = [group for group in found if group.uid == uid] or found
+        if len(found) > 1:
+            names = ", ".join(group.uid for group in found)
+            raise NoSuchRun(uid, f"{uid!r} is the beginning of several groups: {names}")
+        if not found:
+            raise NoSuchRun(
+                uid, f"no group {uid!r}; `governor list` shows the runs of this daemon with their groups"
+            )
+        return found[0]
 
     def find_row(self, uid: str) -> RunRow:
         """As `find`, with the run file."""
@@ -300,11 +364,8 @@ class RunQueries:
             return replace(row, damage=f"{error.place}: {error.what}")
         return row
 
-    def _read_page(self, limit: int, after: str | None) -> list[RunLine]:
-        if after is None:
-            return self._journal.runs(limit=limit)
-        known = self._journal.line(after) or self.find(after)  # it may have been pruned meanwhile
-        return self._journal.runs(limit=limit, after=known.position)
+    def _position(self, after: str) -> int:
+        return (self._journal.line(after) or self.find(after)).position  # it may have been pruned meanwhile
 
     def _unended(self, uids: Sequence[str]) -> list[RunLine]:
         """These runs and the first ones of all, in the order of their submission."""

@@ -189,6 +189,7 @@ class Recovery:
             failed=failed,
             failure=failure,
             pause=_paused(events),
+            group=row.group_uid,
         )
         how = Assignment.of(row, waiting).run.resume
         return _Record(

@@ -11,19 +11,30 @@ from collections import OrderedDict
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from governor.errors import TryAgain
+from governor.errors import TryAgain, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from governor.runs.assignment import Waiting
 
 
+class Rule(Protocol):
+    """Holds runs back: each keeps its place, and others pass it."""
+
+    def obstacle(self, run: Waiting) -> str:
+        """What a run waits for beside a slot; "" if for nothing: then it may begin."""
+
+    async def settle(self) -> None:
+        """Brings it up to date, before a run is taken from the queue."""
+
+
 class RunQueue:
-    def __init__(self, *, limit: int) -> None:
+    def __init__(self, *, limit: int, rules: Sequence[Rule] = ()) -> None:
         self.limit = limit
+        self._rules = rules
         self._waiting: OrderedDict[str, tuple[int, Waiting]] = OrderedDict()
         self._first = self._next = 0
         """The numbers of the run at the front, and of the next one at the back."""
@@ -38,17 +49,23 @@ class RunQueue:
         return uid in self._waiting
 
     @contextmanager
-    def place(self) -> Iterator[None]:
-        """Reserves a place in the queue while its run is being recorded. Raises TryAgain when the queue is full."""
-        if len(self._waiting) + self._promised >= self.limit:
-            raise TryAgain(
-                f"{self.limit} runs are queued already (queue_limit); submit again when some have ended"
+    def place(self, runs: int = 1) -> Iterator[None]:
+        """Reserves places in the queue while their runs are being recorded: all or none. Raises TryAgain when it has no room for them,
+        UsageError when it never has.
+        """
+        if runs > self.limit:
+            raise UsageError(
+                f"the queue has room for {self.limit} runs (queue_limit in the daemon's configuration), and these are {runs}"
             )
-        self._promised += 1
+        queued = len(self._waiting) + self._promised
+        if queued + runs > self.limit:
+            room = f"{self.limit}" if runs == 1 else f"{queued} of {self.limit}"
+            raise TryAgain(f"{room} runs are queued already (queue_limit); submit again when some have ended")
+        self._promised += runs
         try:
             yield
         finally:
-            self._promised -= 1
+            self._promised -= runs
 
     def append(self, run: Waiting) -> None:
         if run.uid not in self._waiting:
@@ -69,8 +86,20 @@ class RunQueue:
             self._paused.add(run.uid)
 
     def first(self) -> Waiting | None:
-        """The next run that is not paused, which stays in the queue, or None."""
-        return next((run for _, run in self._waiting.values() if run.pause is None), None)
+        """The next run that may begin, which stays in the queue, or None."""
+        return next((run for _, run in self._waiting.values() if self.may_begin(run)), None)
+
+    def may_begin(self, run: Waiting) -> bool:
+        return run.pause is None and not self.obstacle(run)
+
+    def obstacle(self, run: Waiting) -> str:
+        """What the run waits for by the rules; "" if for nothing but a slot."""
+        return next((why for rule in self._rules if (why := rule.obstacle(run))), "")
+
+    async def settle(self) -> None:
+        """Brings the rules up to date. Raises JournalError."""
+        for rule in self._rules:
+            await rule.settle()
 
     def pause(self, uid: str, reason: str | None) -> None:
         """Of a run in the queue, which keeps its place; None ends its pause."""

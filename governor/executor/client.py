@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-import transport.errors
 from governor.errors import (
     BadRequest,
     GoingDown,
-    from_refusal,
-    from_transport,
 )
 from governor.executor.connection import RETRY_SECONDS
 from governor.executor.control import Control
+from governor.executor.groups import Groups
 from governor.executor.watching import Watching
 from governor.messages import (
     SERVICE,
@@ -33,7 +31,6 @@ from governor.messages import (
     Prune,
     Pruned,
     ReadOutput,
-    Refused,
     Results,
     Resume,
     RunCurves,
@@ -45,19 +42,16 @@ from governor.messages import (
     Submitted,
     Watch,
     WatchEnd,
-    encode,
 )
-from transport.errors import RemoteError, TooLarge, TransportError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+    from collections.abc import AsyncGenerator, Mapping
     from pathlib import Path
 
+    from governor.executor.following import Followed
     from governor.result import Result
     from governor.run_file.load import Examined, Run
 
-IDLE_SECONDS: Final = 15.0
-"""Without a message for so long (the daemon sends one every 5 s) a watch reconnects."""
 RESUME_SECONDS: Final = 120.0
 """Limit for a resume: the daemon copies files of tasks from the folder of a run."""
 PRUNE_SECONDS: Final = 120.0
@@ -66,7 +60,7 @@ PRUNE_SECONDS: Final = 120.0
 R = TypeVar("R", bound=ExecutorReply)
 
 
-class Executor(Control):
+class Executor(Control, Groups):
     """The client of a daemon: an async context manager, ``async with Executor() as executor: ...``.
 
     Each call may raise Unreachable (there is no daemon), NoAnswer (no reply within `timeout`) and NotPermitted.
@@ -91,6 +85,7 @@ class Executor(Control):
         key: str | None = None,
         *,
         folder: str | Path | None = None,
+        params: Mapping[str, Any] | None = None,
     ) -> str:
         """Submits a run and returns its id, once it is in the daemon's journal.
 
@@ -98,14 +93,15 @@ class Executor(Control):
             run: the path of a run file, a `Run`, or the same as plain data (a dict).
             key: the same key gives the same run, so that it may be submitted again; 256 characters at most.
             folder: the folder from which its code is imported. By default that of the run file, else the current one.
+            params: values by paths that are listed with the run, as those of a matrix are; they change nothing.
 
-        Raises RunFileError with all faults, UsageError for a key that is too long or that of another run file, TryAgain when
+        Raises RunFileError with all faults, UsageError for a run file with a `matrix` (`submit_group`), for a key that is too long or that of another run file, TryAgain when
         the daemon takes no run now (its queue or its disk is full, or it is going down).
         """
         from governor.run_file.load import in_plain  # noqa: PLC0415  # pydantic is slow; other verbs do without
 
         raw, home, source = await asyncio.to_thread(in_plain, run, folder)
-        asked = Submit(run=raw, folder=home, key=key or secrets.token_hex(16))
+        asked = Submit(run=raw, folder=home, key=key or secrets.token_hex(16), params=dict(params or {}))
         return (await self._ask(asked, Submitted, source=source)).uid
 
     async def resume(self, uid: str, key: str | None = None) -> str:
@@ -137,39 +133,9 @@ class Executor(Control):
 
     async def _messages(self, asked: Watch) -> AsyncGenerator[RunEvent | WatchEnd, None]:
         """The events, then the end of the watch."""
-        loop = asyncio.get_running_loop()
-        end: WatchEnd | None = None
-        until = loop.time() + self.patience
-        while True:
-            try:
-                async for message in self._receive(asked):
-                    if isinstance(message, WatchEnd):
-                        end = message
-                        break
-                    until = loop.time() + self.patience
-                    if message is not None:
-                        end = None
-                        # The full uid: a later run may have the same beginning.
-                        asked = msgspec.structs.replace(asked, uid=message.uid, after=message.seq)
-                        yield message
-            except TransportError as error:
-                hopeless = isinstance(error, RemoteError | TooLarge | transport.errors.RequestNotPermitted)
-                if hopeless or (end is None and loop.time() > until):
-                    raise from_transport(error, endpoint=self.endpoint) from error
-            interrupted = end is not None and end.outcome == "interrupted" and self._awaits_restart
-            if end is not None and not (interrupted and loop.time() <= until):
-                yield end
-                return
-            await asyncio.sleep(RETRY_SECONDS)
-
-    async def _receive(self, asked: Watch) -> AsyncIterator[RunEvent | WatchEnd | None]:
-        """The messages as they come; None is a heartbeat."""
-        async for part in self._client.stream(self.service, encode(asked), idle_timeout=IDLE_SECONDS):
-            for reply in (self._decode(frame) if frame else None for frame in part.body):
-                if isinstance(reply, Refused):
-                    raise from_refusal(reply, source=asked.uid)
-                if reply is None or isinstance(reply, RunEvent | WatchEnd):
-                    yield reply
+        async for message in self._follow(asked, behind=_behind):
+            if isinstance(message, RunEvent | WatchEnd):
+                yield message
 
     async def wait(self, uid: str) -> Result:
         """Waits until a run has ended, also over a restart of the daemon, and returns its result: a `governor.Result`, which reads
@@ -197,11 +163,40 @@ class Executor(Control):
         """What a run does and waits for, since when, and until when at most (seconds since 1970). Raises NoSuchRun."""
         return await self._ask(Explain(uid=uid), Explanation, source=uid)
 
-    async def list(self, limit: int = 100, *, after: str | None = None) -> RunList:
+    async def list(
+        self,
+        limit: int = 100,
+        *,
+        after: str | None = None,
+        group: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        state: str | None = None,
+        sort: str | None = None,
+        descending: bool = False,
+    ) -> RunList:
         """The newest `limit` runs (10,000 at most), newest first; with the id of a run those submitted before that run.
-        ``list(after=page.runs[-1].uid)`` is the page behind one with ``page.more``. Raises NoSuchRun.
+        ``list(after=page.runs[-1].uid)`` is the page behind one with ``page.more``. Raises NoSuchRun, UsageError.
+
+        Args:
+            limit: so many runs at most.
+            after: the id of a run.
+            group: the id of a group: only its runs.
+            labels: only runs with all of these.
+            state: only runs in this state (as ``queued``), or with this outcome (as ``failed``).
+            sort: not by the time of their submission, but by a metric (as ``return_mean``), by a path of a matrix or its end (as ``alpha``),
+                or by ``seconds``, ``name``, ``submitted``, ``started``, ``ended``: the lowest first. Of the newest 10,000 of the list.
+            descending: the highest first.
         """
-        page = await self._ask(ListRuns(limit=limit, after=after), RunList, source=after or "")
+        asked = ListRuns(
+            limit=limit,
+            after=after,
+            group=group,
+            labels=dict(labels or {}),
+            state=state,
+            sort=sort,
+            descending=descending,
+        )
+        page = await self._ask(asked, RunList, source=after or group or "")
         if after is not None and page.more is None:
             raise BadRequest("the daemon is of an older version, which lists no runs `after` another")
         return page
@@ -251,3 +246,10 @@ class Executor(Control):
         asked = GetCurves(uid=uid, metric=metric, phase=phase)
         seconds = max(self.timeout, RESUME_SECONDS)  # of each of many phases the last records are read
         return await self._ask(asked, RunCurves, source=uid, seconds=seconds, send=self._gather)
+
+
+def _behind(asked: Watch, message: Followed) -> Watch:
+    """What is asked for once this event has come. By the full uid: a later run may have the same beginning."""
+    if not isinstance(message, RunEvent):
+        return asked
+    return msgspec.structs.replace(asked, uid=message.uid, after=message.seq)

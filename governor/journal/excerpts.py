@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 class _PhaseExcerpt(msgspec.Struct):
+    name: str = ""
     metrics: dict[str, float] = {}
 
 
@@ -49,6 +50,15 @@ def metrics_of(result: Any) -> bytes | None:
         return None
     metrics = next((phase.metrics for phase in reversed(phases) if phase.metrics), None)
     return None if metrics is None else msgspec.msgpack.encode(metrics)
+
+
+def metrics_of_phase(result: Any, name: str) -> dict[str, float]:
+    """Those of the phase of this name; none where it has none."""
+    try:
+        phases = _result.decode(result).phases
+    except _UNREADABLE:
+        return {}
+    return next((phase.metrics for phase in phases if phase.name == name), {})
 
 
 def seconds_of(result: Any) -> float | None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
 
 import msgspec
 
+from governor.journal.run_filter import EVERY_RUN, RunFilter
 from governor.journal.schema import ENDED, KEPT, LARGEST, PRUNED, UNENDED
 from governor.messages import RunOutcome  # noqa: TC001  # of the columns' types, which are read
 
@@ -33,7 +34,7 @@ class RunLine:
     """A run as recorded in the journal, without its documents. Times are wall-clock seconds; `parent` is the run that it
     resumes. `digest` is that of the run file, None in older journals; of a pruned run only this line is left. `phases` is
     their number, None where it can't be read; `metrics` are those of the last phase that has some, `seconds` the time in
-    work, both once it has ended. `damage`: the columns that can't be read, whose values are empty here. A run whose uid
+    work, both once it has ended. `group_uid`, `cell`, `params`: of a run of a group, with its values of the matrix. `damage`: the columns that can't be read, whose values are empty here. A run whose uid
     can't be read has its `position` in the table as uid, as ``#7``.
     """
 
@@ -52,6 +53,10 @@ class RunLine:
     phases: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: float | None = None
+    group_uid: str | None = None
+    cell: int | None = None
+    params: dict[str, Any] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
     position: int = 0
     damage: str = ""
 
@@ -69,12 +74,14 @@ class RunRow(RunLine):
 
 
 L = TypeVar("L", bound=RunLine)
-_PACKED: Final = ("metrics", "spec")
+_PACKED: Final = ("metrics", "spec", "params", "labels")
 _UNREADABLE: Final = (msgspec.MsgspecError, TypeError, ValueError)
 _NOTHING: Final[dict[str, Any]] = {
     "name": "?",
     "spec": {},
     "metrics": {},
+    "params": {},
+    "labels": {},
     "folder": "",
     "submitted_at": 0.0,
     "reason": "",
@@ -112,13 +119,16 @@ def read_row(kind: type[L], row: tuple[Any, ...]) -> L:
 def _unpacked(name: str, value: Any) -> Any:
     if name not in _PACKED:
         return value
-    return {} if name == "metrics" and value is None else msgspec.msgpack.decode(value)
+    return {} if name != "spec" and value is None else msgspec.msgpack.decode(value)
 
 
 SELECT: Final = {
     kind: f"SELECT {', '.join(columns)}, position FROM runs"  # noqa: S608  # our own
     for kind, columns in _COLUMNS.items()
 }
+
+
+_LISTED: Final = f"{', '.join(_COLUMNS[RunLine])}, position"
 
 
 def position_of(uid: str) -> int | None:
@@ -171,10 +181,16 @@ class RunsTable(ABC):
         found = [uid for (uid,) in rows]
         return [prefix] if not found and position_of(prefix) and self.line(prefix) else found
 
-    def runs(self, *, limit: int, after: int | None = None) -> list[RunLine]:
-        """The newest runs, newest first; those behind the one at the position `after`, if given."""
-        before = LARGEST - 1 if after is None else after
-        return self._select(RunLine, f"{KEPT} AND position < ? ORDER BY position DESC LIMIT ?", before, limit)
+    def runs(self, *, limit: int, after: int | None = None, only: RunFilter = EVERY_RUN) -> list[RunLine]:
+        """The newest runs of the filter, newest first; those behind the one at the position `after`, if given."""
+        question, parameters = only.question(before=LARGEST - 1 if after is None else after)
+        rows = self._rows(f"SELECT {_LISTED} FROM {question} LIMIT ?", (*parameters, limit))  # noqa: S608  # our own
+        return [read_row(RunLine, row) for row in rows]
+
+    def lines_of_group(self, uid: str) -> Iterator[RunLine]:
+        """The runs of a group, in the order of their submission."""
+        rows = self._rows(f"{SELECT[RunLine]} WHERE {KEPT} AND group_uid = ? ORDER BY position", (uid,))
+        return (read_row(RunLine, row) for row in rows)
 
     def unended(self) -> Iterator[RunRow]:
         """Runs without an end on record, in the order of their submission."""

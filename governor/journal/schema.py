@@ -25,7 +25,7 @@ from governor.journal.excerpts import FUNCTIONS
 if TYPE_CHECKING:
     from pathlib import Path
 
-SCHEMA_VERSION: Final = 8
+SCHEMA_VERSION: Final = 9
 ENDED: Final = "typeof(ended_at) = 'real'"
 UNENDED: Final = "typeof(ended_at) <> 'real'"
 PRUNED: Final = "typeof(pruned_at) = 'real'"
@@ -121,7 +121,40 @@ CREATE TABLE daemon_events (
 );
 """
 """What was asked of the daemon itself: `data` is a map in msgpack."""
-SCHEMA: Final = _RUNS + _INDICES + _RECORDS + _FIGURES + _FAILURES + _OF_DAEMON
+_GROUPS: Final = f"""
+ALTER TABLE runs ADD COLUMN group_uid TEXT;
+ALTER TABLE runs ADD COLUMN cell INTEGER;
+ALTER TABLE runs ADD COLUMN params BLOB;
+ALTER TABLE runs ADD COLUMN labels BLOB;
+CREATE TABLE groups (
+    position INTEGER PRIMARY KEY AUTOINCREMENT,
+    uid TEXT NOT NULL UNIQUE,
+    key TEXT UNIQUE,
+    name TEXT NOT NULL,
+    submitted_at REAL NOT NULL,
+    runs INTEGER NOT NULL,
+    digest BLOB,
+    paths BLOB NOT NULL,
+    max_parallel INTEGER,
+    fail_fast INTEGER NOT NULL DEFAULT 0,
+    fails_after INTEGER NOT NULL DEFAULT 0,
+    aborted_to INTEGER NOT NULL DEFAULT 0,
+    abort_reason TEXT NOT NULL DEFAULT ''
+);
+CREATE TABLE run_labels (
+    run INTEGER NOT NULL REFERENCES runs (position),
+    key TEXT NOT NULL,
+    value TEXT NOT NULL,
+    PRIMARY KEY (run, key)
+) WITHOUT ROWID;
+CREATE INDEX runs_of_label ON run_labels (key, value, run);
+CREATE INDEX runs_of_outcome ON runs (outcome, position) WHERE {KEPT};
+CREATE INDEX runs_of_group ON runs (group_uid, position, outcome) WHERE group_uid IS NOT NULL;
+"""
+"""`paths`: those of the matrix, in its order. `fails_after`: with `fail_fast` failures of runs behind this row count, the runs
+that were resumed last begin there. `aborted_to`: the last row of those that an abort of the group ends.
+"""
+SCHEMA: Final = _RUNS + _INDICES + _RECORDS + _FIGURES + _FAILURES + _OF_DAEMON + _GROUPS
 MIGRATIONS: Final = {
     1: "ALTER TABLE runs ADD COLUMN parent TEXT;",
     2: f"""
@@ -160,6 +193,7 @@ UPDATE events SET failures = failures_packed(kind, coalesce(data, (SELECT record
     WHERE kind IN {failures.KINDS};
 """,  # noqa: S608  # our own schema
     7: _OF_DAEMON,
+    8: _GROUPS,
 }
 """From each schema to the next one; ``packed(data)`` is `array_of_one`, the other functions are `excerpts.FUNCTIONS` and
 `failures.failures_packed`.

@@ -17,6 +17,7 @@ from governor import clock
 from governor.errors import NoSuchRun, RecordDamaged
 from governor.journal import failures
 from governor.journal.excerpts import metrics_of, phases_of
+from governor.journal.groups import GroupChanges
 from governor.journal.inheritance import Inheritance
 from governor.journal.schema import LARGEST, UNENDED
 from governor.messages import EpisodeRecord, RunEvent, RunOutcome, RunResult, TaskRecord
@@ -88,16 +89,17 @@ _ENDED: Final = {
     "episode": "INSERT OR IGNORE INTO ended_episodes (run, phase, episode) VALUES (?, ?, ?)",
     "task": "INSERT OR IGNORE INTO ended_tasks (run, phase, task, number) VALUES (?, ?, ?, ?)",
 }
+_TABLES_OF_RUN: Final = ("figures", "causes", "tracebacks", "run_labels")
 _REMOVE: Final = (
     "DELETE FROM events WHERE run = ?1 AND last IN (SELECT last FROM events WHERE run = ?1 LIMIT ?2)",
     "DELETE FROM records WHERE position IN (SELECT position FROM records WHERE run = ?1 LIMIT ?2)",
     "DELETE FROM ended_episodes WHERE run = ?1 AND (phase, episode) IN (SELECT phase, episode FROM ended_episodes WHERE run = ?1 LIMIT ?2)",
     "DELETE FROM ended_tasks WHERE run = ?1 AND (phase, task, number) IN (SELECT phase, task, number FROM ended_tasks WHERE run = ?1 LIMIT ?2)",
-    *(f"DELETE FROM {name} WHERE run = ?1 AND ?2" for name in ("figures", "causes", "tracebacks")),  # noqa: S608  # our own names
+    *(f"DELETE FROM {name} WHERE run = ?1 AND ?2" for name in _TABLES_OF_RUN),  # noqa: S608  # our own names
 )
 
 
-class Transaction(Inheritance):
+class Transaction(Inheritance, GroupChanges):
     """One group of changes in the writer's thread. `touched` are the runs that have new events."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -116,8 +118,12 @@ class Transaction(Inheritance):
         parent: str | None = None,
         digest: bytes | None = None,
         by: dict[str, Any] | None = None,
+        group: str | None = None,
+        cell: int | None = None,
+        params: dict[str, Any] | None = None,
     ) -> str:
-        """Records a run and returns its uid; that of the earlier run where the key was used before. `by`: who submits it.
+        """Records a run and returns its uid; that of the earlier run where the key was used before. `by`: who submits it; `group`,
+        `cell`, `params`: as of `RunLine`.
 
         Raises NoSuchRun when the parent was pruned meanwhile.
         """
@@ -131,6 +137,8 @@ class Transaction(Inheritance):
         packed = msgspec.msgpack.encode(spec)
         values = {"key": key, "name": name, "spec": packed, "folder": folder, "submitted_at": clock.wall()}
         self._accept(uid, {**values, "parent": parent, "digest": digest, "phases": phases_of(packed)})
+        labels = spec.get("labels", {})
+        self.belongs(uid, group=group, cell=cell, params=params or {}, labels=labels)
         accepted = {"name": name, "phases": len(spec.get("phases", ()))}
         self.event(uid, "run.accepted", {**accepted, "by": by} if by else accepted)
         return uid
@@ -366,7 +374,8 @@ class Transaction(Inheritance):
 
     def _removed(self, uid: str) -> None:
         self._connection.execute(
-            "UPDATE runs SET removed = 1, spec = ?, result = NULL, metrics = NULL WHERE uid = ? AND pruned_at IS NOT NULL",
+            "UPDATE runs SET removed = 1, spec = ?, result = NULL, metrics = NULL, params = NULL, labels = NULL"
+            " WHERE uid = ? AND pruned_at IS NOT NULL",
             (msgspec.msgpack.encode({}), uid),
         )
 

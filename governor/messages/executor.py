@@ -8,18 +8,31 @@ import msgspec
 
 from governor.messages.base import Done, FailureKind, Message, Refused, RunOutcome
 from governor.messages.curves import Curve
+from governor.messages.groups import (
+    ChangeGroup,
+    GetGroup,
+    GroupChanged,
+    GroupProgress,
+    GroupReport,
+    SubmitGroup,
+    SubmittedGroup,
+    WatchGroup,
+)
 from governor.messages.output import OutputPage, ReadOutput
 from governor.messages.results import RunResult
-from governor.messages.status import Explanation, RunStatus, StatusReport
+from governor.messages.status import Explanation, RunList, StatusReport
 from states.plan import WorkChange  # msgspec reads it at run time
 
 
 class Submit(Message, frozen=True):
-    """Submits a run: its run file as parsed YAML, the folder to import its `entry` and `call` from, the client's key."""
+    """Submits a run: its run file as parsed YAML, the folder to import its `entry` and `call` from, the client's key. `params`: values that
+    options of the client have put into it, by their paths.
+    """
 
     run: dict[str, Any]
     folder: str
     key: str | None = None
+    params: dict[str, Any] = {}
 
 
 class Resume(Message, frozen=True):
@@ -45,10 +58,17 @@ class GetStatus(Message, frozen=True):
 
 
 class ListRuns(Message, frozen=True):
-    """The newest runs; with `after` those that were submitted before that run."""
+    """The newest runs; with `after` those that were submitted before that run. Only those of the `group`, with the `labels`, in the `state`
+    (or with that outcome). `sort`: by a metric, a path of a matrix or its end, or ``seconds``, ``name``, ``submitted``; the lowest first.
+    """
 
     limit: int = 100
     after: str | None = None
+    group: str | None = None
+    labels: dict[str, str] = {}
+    state: str | None = None
+    sort: str | None = None
+    descending: bool = False
 
 
 class Abort(Message, frozen=True):
@@ -256,15 +276,12 @@ class RunCurves(Message, frozen=True):
     phases: tuple[PhaseCurve, ...]
 
 
-class RunList(Message, frozen=True):
-    """Runs, newest first. `more`: older ones are listed `after` the last of these; None: an older daemon, which knows no `after`."""
-
-    runs: tuple[RunStatus, ...]
-    more: bool | None = None
-
-
 ExecutorRequest: TypeAlias = (
     Submit
+    | SubmitGroup
+    | ChangeGroup
+    | GetGroup
+    | WatchGroup
     | Resume
     | Watch
     | GetStatus
@@ -289,7 +306,11 @@ ExecutorRequest: TypeAlias = (
 ExecutorReply: TypeAlias = (
     Refused
     | Submitted
+    | SubmittedGroup
     | Changed
+    | GroupChanged
+    | GroupReport
+    | GroupProgress
     | Done
     | RunEvent
     | WatchEnd

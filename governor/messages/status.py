@@ -43,7 +43,7 @@ class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as `status` and `list` show it. `waits_for`: why it is waiting, in one line; `parent` is the run that it
+    """A run as `status` and `list` show it. `group`, `params` (its values of the matrix) and `labels` are what it is found by. `waits_for`: why it is waiting, in one line; `parent` is the run that it
     resumes; `limits` and `left` are set while it is in work. `stalled_since`: the time of its last progress, if that is longer ago than
     its `stall_timeout`. `paused` by a user. `episodes_failed`, `tasks_failed`: of the current phase. `seconds` in work and `submitted_by` as of `RunResult`.
     """
@@ -75,6 +75,9 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float | None = None
     left: TimeLeft | None = None
     submitted_by: dict[str, Any] = {}
+    group: str | None = None
+    params: dict[str, Any] = {}
+    labels: dict[str, str] = {}
 
 
 class ExplainedLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,3 +132,10 @@ class StatusReport(Message, frozen=True):
     quarantined: dict[str, str] = {}
     counts: RunCounts | None = None
     loop: LoopTime | None = None
+
+
+class RunList(Message, frozen=True):
+    """Runs, newest first. `more`: older ones are listed `after` the last of these; None: an older daemon, which knows no `after`."""
+
+    runs: tuple[RunStatus, ...]
+    more: bool | None = None

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from governor.errors import RunFileError
+from governor.errors import RunFileError, UsageError
 from governor.messages import Fault
-from governor.run_file import check, phase_inheritance, yaml_lines
+from governor.run_file import cells, check, phase_inheritance, yaml_lines
 from governor.run_file.model import Run
 from governor.units.fields import without_numpy
 from governor.units.sections import spell
@@ -25,6 +25,8 @@ from governor.units.sections import spell
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from governor.run_file.cells import Cell
+    from governor.run_file.options import Options
     from governor.run_file.yaml_lines import Document
     from governor.units.sections import Path as Place
 
@@ -36,7 +38,7 @@ _MAX_BYTES = 8_000_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
     """A file with its faults, sorted by line; `folder` is the import folder of its entries. `valid` is its run, where
-    shape and references have no fault.
+    shape and references have no fault; `cells` are the runs of its matrix. `options` have changed its data.
     """
 
     source: str
@@ -44,14 +46,24 @@ class Examined:
     folder: Path
     valid: Run | None = None
     faults: tuple[Fault, ...] = ()
+    cells: tuple[Cell, ...] = ()
+    options: Options | None = None
+
+    @property
+    def is_single(self) -> bool:
+        """Whether options have changed the values of one run, rather than made several."""
+        return len(self.cells) == 1 and self.options is not None and self.options.is_single
 
     def with_faults(self, more: Iterable[tuple[Place, str]]) -> Examined:
         """A copy with further faults."""
-        added = [
-            Fault(path=spell(place), message=message, line=self.document.line(place) or 1)
-            for place, message in more
-        ]
+        added = [self._fault(place, message) for place, message in more]
         return replace(self, faults=tuple(sorted([*self.faults, *added], key=lambda fault: fault.line or 0)))
+
+    def _fault(self, place: Place, message: str) -> Fault:
+        option = self.options.option_of(place) if self.options is not None else ""
+        if option:
+            return Fault(path=option, message=message)
+        return Fault(path=spell(place), message=message, line=self.document.line(place) or 1)
 
     def run(self) -> Run:
         """Raises RunFileError with all faults when there are any."""
@@ -70,22 +82,48 @@ def load(path: str | Path) -> tuple[Run, Path]:
     return examined.run(), examined.folder
 
 
-def examine(path: str | Path) -> Examined:
-    """As `load`, for callers that add faults of their own. Raises RunFileError when there is no text to examine."""
+def examine(path: str | Path, options: Options | None = None) -> Examined:
+    """As `load`, for callers that add faults of their own. `options` change its data. Raises RunFileError when there is no text to
+    examine.
+    """
     file = Path(path)
     document = yaml_lines.read(_text(file))
+    if options is not None:
+        document.data = options.applied(document.data)
     found = Examined(
         source=str(path),
         document=document,
         folder=file.resolve().parent,
+        options=options,
         faults=tuple(
             Fault(path=spell(place), message=message, line=line) for place, line, message in document.faults
         ),
     )
     if document.data is None and document.faults:
         return found
-    valid, faults = check.examine(document.data)
-    return replace(found, valid=valid).with_faults(faults)
+    valid, made, faults = _with_cells(document.data)
+    return replace(found, valid=valid, cells=tuple(made)).with_faults(faults)
+
+
+def _with_cells(data: Any) -> tuple[Run | None, list[Cell], list[tuple[Place, str]]]:
+    """The run, those of its matrix, and the faults of all."""
+    valid, faults = check.examine(data)
+    matrix = cells.matrix_of(data)
+    if matrix is None:
+        return valid, [], faults
+    made, more = cells.expand(data, matrix)
+    if valid is not None:
+        made, found = cells.examined(made)
+        more += found
+    return valid, made, faults + more
+
+
+def parse_group(data: dict[str, Any], source: str = "run file") -> tuple[Run, list[Cell]]:
+    """As `parse`, with the runs of its matrix. Raises RunFileError."""
+    run, made, found = _with_cells(without_numpy(data))
+    if run is None or found:
+        raise RunFileError(source, [Fault(path=spell(path), message=message) for path, message in found])
+    return run, made
 
 
 def parse(data: object, source: str = "run") -> Run:
@@ -103,15 +141,46 @@ def parse(data: object, source: str = "run") -> Run:
 def in_plain(
     run: Run | Examined | Mapping[str, Any] | str | Path, folder: str | Path | None
 ) -> tuple[dict[str, Any], str, str]:
-    """The run as plain data, its import folder, and its name in errors. Raises RunFileError."""
+    """The run as plain data, its import folder, and its name in errors. Raises RunFileError, UsageError for a run with a matrix."""
     here = str(Path(folder or ".").resolve())
     if isinstance(run, str | Path):
         run = examine(run)
+    source = run.source if isinstance(run, Examined) else run.name if isinstance(run, Run) else "run"
     if isinstance(run, Examined):
-        return run.run().raw(), here if folder else str(run.folder), run.source
-    if isinstance(run, Run):
-        return run.raw(), here, run.name
-    return parse(dict(run)).raw(), here, "run"
+        here = here if folder else str(run.folder)
+        run = run.run()
+    elif not isinstance(run, Run):
+        run = parse(dict(run))
+    if run.matrix is not None:
+        raise UsageError(
+            f"{source} has a matrix, it is a group of runs: `governor submit`, or Executor.submit_group, hands it to a daemon"
+        )
+    return run.raw(), here, source
+
+
+def group_in_plain(
+    run: Run | Examined | Mapping[str, Any] | str | Path, folder: str | Path | None, **changes: Any
+) -> tuple[dict[str, Any], str, str]:
+    """As `in_plain`, with its matrix: phases that inherit still do, since their values may change. `changes`: keys of the run file that
+    replace its own; of a mapping those that it has. Raises RunFileError.
+    """
+    here = str(Path(folder or ".").resolve())
+    data: dict[str, Any]
+    if isinstance(run, str | Path):
+        run = examine(run)
+    if isinstance(run, Examined):
+        run.run()
+        data, here, source = run.document.data, here if folder else str(run.folder), run.source
+    elif isinstance(run, Run):
+        data, source = run.raw(), run.name
+    else:
+        data, source = without_numpy(dict(run)), "run"
+    changed = {key: value for key, value in changes.items() if value}
+    for key, value in changed.items():
+        data = {**data, key: {**(data.get(key) or {}), **value} if isinstance(value, dict) else value}
+    if changed or not isinstance(run, Examined):
+        parse_group(data, source)
+    return data, here, source
 
 
 def schema() -> dict[str, Any]:

@@ -15,10 +15,12 @@ from pydantic import Field, model_validator
 from governor.episodes.text.entries import is_language_model, is_over_http
 from governor.messages.commands import AnyVector, AnyWrapper, Vector
 from governor.run_file import phase_inheritance
+from governor.run_file.matrix import Matrix
 from governor.run_file.phase_model import Phase
 from governor.units.fields import (
     Duration,
     Entry,
+    Labels,
     Models,
     Name,
     Params,
@@ -202,6 +204,16 @@ class Run(Section):
             "`never`: it has failed."
         ),
     ] = "continue"
+    labels: Annotated[
+        Labels,
+        Field(
+            description="Texts by keys of yours, to find runs by: `governor list --label team=rl`.",
+            examples=[{"team": "rl"}],
+        ),
+    ] = {}
+    matrix: Annotated[
+        Matrix | None, Field(description="Keys with several values: a group of runs from one file.")
+    ] = None
 
     @model_validator(mode="before")
     @classmethod

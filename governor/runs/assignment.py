@@ -31,7 +31,7 @@ def new_uid() -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
     """A run that waits for a slot, without its run file: there may be many. `worked`, `restarts_used`, `failed` and `failure` are as
-    in the plan. `pause`: the reason of one who has paused it, None if nobody has.
+    in the plan. `pause`: the reason of one who has paused it, None if nobody has. `group`: that which it is a run of.
     """
 
     uid: str
@@ -42,6 +42,7 @@ class Waiting:
     failed: int = 0
     failure: str = ""
     pause: str | None = None
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,6 +118,11 @@ class RunGovernor:
         return self._active.uid if self._active else None
 
     @property
+    def group(self) -> str | None:
+        """The group of the run in work."""
+        return self._active.assignment.group if self._active else None
+
+    @property
     def current_phase(self) -> int:
         """The index of the phase at work; 0 before the first one, and without a run."""
         return (self._active.progress.phase_index or 0) if self._active else 0

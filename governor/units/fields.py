@@ -122,6 +122,9 @@ Models: TypeAlias = Annotated[
     tuple[Annotated[str, Field(min_length=1)] | Params, ...], Field(strict=False, max_length=10_000)
 ]
 
+LabelKey: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=64)]
+Labels: TypeAlias = Annotated[dict[LabelKey, Annotated[str, Field(max_length=256)]], Field(max_length=64)]
+
 Metric: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./:-]*$", max_length=64)]
 """A number of the user's code, by its name."""
 

@@ -262,12 +262,12 @@ def _missing(block):
 
 
 def _with_ids(command, ids):
-    """`command` with the ids of runs that are there, for those, or beginnings of those, that the page shows."""
+    """`command` with the ids of runs and groups (``g-...``) that are there, for those, or beginnings of those, that the page shows."""
 
     def replaced(word):
         return next((ids[known] for known in ids if known.startswith(word[0])), word[0])
 
-    return re.sub(rf"(?<![\w-])[{UID_ALPHABET}]{{3,8}}(?!\w)", replaced, command)
+    return re.sub(rf"(?:(?<![\w-])|(?<= g-))[{UID_ALPHABET}]{{3,8}}(?!\w)", replaced, command)
 
 
 def _mismatch(what, wrong, output):

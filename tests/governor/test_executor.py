@@ -20,7 +20,7 @@ from governor.errors import (
     UsageError,
 )
 from governor.executor import Executor
-from governor.executor import client as module
+from governor.executor import following as module
 from governor.messages import (
     SERVICE,
     Done,

@@ -5,6 +5,7 @@
 * Transport: `broker_stage` a broker core with a clock that is a number.
 * `daemon/`: `api_world` the API for executors over a real broker; `serve_with_known_secret` a daemon with a secret that tests know;
   `serving_script` a script with a `RunGovernor` of its own.
+* Journal: `journal_steps` what a question costs.
 * Run file and results: `run_files` a complete run file; `run_results` results with few fields; `reasons` without their place.
 * `tasks/`: `core_world` a scheduling core with simulated runners; on Ray `runner_world` runners without an engine, `channel_world`
   the peers of a channel, `ray_episodes` phases of episodes, `scheduling` a shared scheduler, `gate` tasks that wait for a test's orders, `ends` a listener of a batch,

@@ -58,6 +58,19 @@ def export(found: RunResult, rows: Rows, *, form: Format, phase: str | None, out
         raise _kind(error)(_text_of(error)) from error
 
 
+def export_table(table: pa.Table, *, form: Format, output: Path | None) -> None:
+    """As `export`, of one table."""
+    if form == "parquet" and output is None and sys.stdout.isatty():
+        raise UsageError("Parquet is nothing for a terminal: say --output FILE")
+    try:
+        with _opened(output) as file:
+            _write(table.schema, iter([table]), file, form=form)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise _kind(error)(_text_of(error)) from error
+
+
 @contextmanager
 def _opened(output: Path | None) -> Iterator[BinaryIO]:
     if output is None:

@@ -15,6 +15,7 @@ from governor.cli.rendering.columns import TableColumns
 from governor.cli.rendering.lines import clean, left, number
 from governor.runs.explain import used
 from governor.units import durations, sizes
+from governor.units.paths import is_end, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -161,19 +162,40 @@ def _counts(counts: RunCounts, *, shown: Sequence[RunStatus]) -> str:
     return text + "".join(f", {number} {name}" for name, number in named.items() if number)
 
 
-def runs(found: RunList) -> RenderableType:
-    """One row for each run, as the daemon orders them."""
+def runs(
+    found: RunList, *, params: Sequence[str] = (), metrics: Sequence[str] = (), of_group: bool = False
+) -> RenderableType:
+    """One row for each run, as the daemon orders them, with these values of their matrix (`of_group`: with all) and metrics."""
     if not found.runs:
         return Text("no runs")
     resumes = ["resumes"] if any(run.parent for run in found.runs) else []
-    table = TableColumns("run", "name", "outcome", "submitted", "took", *resumes, "reason")
+    group = ["group"] if not of_group and any(run.group for run in found.runs) else []
+    labels = ["labels"] if any(run.labels for run in found.runs) else []
+    titles = {end: end for end in params}
+    if of_group and not params:
+        titles = shortened(dict.fromkeys(path for run in found.runs for path in run.params))
+    table = TableColumns(
+        *("run", "name", "outcome"),
+        *map(clean, titles.values()),
+        *map(clean, metrics),
+        *("submitted", "took"),
+        *(*group, *labels, *resumes, "reason"),
+    )
     for run in found.runs:
-        took = _took(run.seconds, run.started_at, run.ended_at)
+        values = [_param(run, end) for end in titles]
+        values += [number(run.metrics[name]) if name in run.metrics else "-" for name in metrics]
+        more = [run.group or "-"] if group else []
+        more += [", ".join(f"{key}={value}" for key, value in run.labels.items()) or "-"] if labels else []
+        more += [run.parent or "-"] if resumes else []
         submitted = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.submitted_at))
         state = _outcome(run.outcome) if run.outcome else Text(clean(_state(run)))
-        parent = [run.parent or "-"] if resumes else []
-        _row(table, run.uid, run.name, state, submitted, took, *parent, run.reason)
+        took = _took(run.seconds, run.started_at, run.ended_at)
+        _row(table, run.uid, run.name, state, *values, submitted, took, *more, run.reason)
     return table
+
+
+def _param(run: RunStatus, end: str) -> str:
+    return next((_short(value) for path, value in run.params.items() if is_end(end, path)), "-")
 
 
 def _took(seconds: float | None, started_at: float | None, ended_at: float | None) -> str:

@@ -23,8 +23,9 @@ class Daemon:
         self.answers = answers
         self.asked = []
 
-    async def list(self, limit, *, after=None):
+    async def list(self, limit, *, after=None, **only):
         self.asked.append((limit, after))
+        self.only = only
         return self.answers["page"]
 
     async def status(self, uid=None):
@@ -53,6 +54,13 @@ def test_where_there_are_more_runs_the_last_line_says_how_to_list_them(monkeypat
     done = answer(monkeypatch, daemon, "list", "--json")
     assert daemon.asked[-1] == (100, None)
     assert json.loads(done.output)["more"] is more
+    only = ("--group", "g-a", "--label", "team=r l", "--state", "queued")
+    done = answer(monkeypatch, daemon, "list", *only)
+    assert daemon.only | {"group": "g-a", "labels": {"team": "r l"}, "state": "queued"} == daemon.only
+    told = (
+        "governor: there are more: `governor list --group g-a --label 'team=r l' --state queued --after q2`"
+    )
+    assert (done.output.splitlines()[-1] == told) == bool(more)
 
 
 @pytest.mark.parametrize(

@@ -234,7 +234,7 @@ def test_values_with_parts(run, tmp_path, form):
     ("arguments", "said"),
     [
         (["--format", "xml"], "'xml' is not one of 'table', 'json', 'csv', 'parquet'"),
-        (["--of", "runs"], "'runs' is not one of"),
+        (["--of", "runs"], "--of runs and --metric are of a group of runs"),
         (["--json", "--format", "csv"], "--json and --format csv contradict each other"),
         (["--output", "x"], "say of what with --of"),
         (["--of", "episodes", "--phase", "nope"], "no phase 'nope': 'train', 'analyse'"),

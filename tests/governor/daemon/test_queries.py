@@ -131,7 +131,7 @@ async def test_a_watch_that_is_open_gets_what_comes(daemon):
 
 async def test_a_watch_of_rare_events_is_kept_alive_while_others_come_all_the_time(daemon, monkeypatch):
     monkeypatch.setattr("governor.daemon.api.KEEP_ALIVE_SECONDS", 0.2)
-    monkeypatch.setattr("governor.executor.client.IDLE_SECONDS", 2.0)
+    monkeypatch.setattr("governor.executor.following.IDLE_SECONDS", 2.0)
     uid = await daemon.executor.submit(RUN)
     daemon.executor.patience = 0.0  # a watch that is broken off is not begun again
 

@@ -17,6 +17,7 @@ from governor.journal import schema
 from governor.journal.journal import Journal
 from governor.journal.runs_table import RunLine, read_row
 from governor.messages import PhaseResult
+from tests.support.journal_steps import steps
 from tests.support.run_results import run_result
 
 STORED = Path(__file__).with_name("journal_schema_4.sql")
@@ -55,22 +56,6 @@ QUESTIONS = {
     "those to prune": lambda journal: journal.ended(before=0.0),
     "those to remove": lambda journal: journal.marked(),
 }
-
-
-def steps(journal, question):
-    """The steps of SQLite's machine for a question."""
-    taken = 0
-
-    def count():
-        nonlocal taken
-        taken += 1
-
-    for connection in journal._readers._idle:
-        connection.set_progress_handler(count, 1)
-    question(journal)
-    for connection in journal._readers._idle:
-        connection.set_progress_handler(None, 1)
-    return taken
 
 
 async def test_a_question_costs_the_same_whatever_number_of_runs_has_ended_or_was_pruned(tmp_path):
@@ -222,6 +207,6 @@ def test_a_new_journal_and_a_migrated_one_are_alike(old, tmp_path):
 
 def test_metrics_that_are_no_numbers_are_damage():
     values = ["r", None, "n", "/", 1.0, None, None, None, "", None, None, None, 1]
-    line = read_row(RunLine, (*values, msgspec.msgpack.encode({"m": "x"}), 2.5, 7))
+    line = read_row(RunLine, (*values, msgspec.msgpack.encode({"m": "x"}), 2.5, *[None] * 4, 7))
     assert (line.metrics, line.seconds, line.position) == ({}, 2.5, 7)
     assert line.damage.startswith("runs.metrics: ")

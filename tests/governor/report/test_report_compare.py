@@ -2,7 +2,8 @@
 
 import pytest
 
-from governor.report.compare import compare, interval, student_t
+from governor.confidence import interval, student_t
+from governor.report.compare import compare
 from tests.support.pages.report_documents import run_document
 
 

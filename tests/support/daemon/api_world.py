@@ -9,6 +9,7 @@ from pathlib import Path
 from governor.config import LogsConfig
 from governor.daemon.api import DaemonApi
 from governor.daemon.draining import Draining
+from governor.daemon.groups.limits import GroupLimits
 from governor.daemon.run_queue import RunQueue
 from governor.errors import ConfigError
 from governor.executor import Executor
@@ -40,7 +41,8 @@ class DaemonStandIn:
 
     def __init__(self):
         self.governors = []
-        self.queue = RunQueue(limit=3)
+        self.limits = GroupLimits(lambda: self.governors)
+        self.queue = RunQueue(limit=3, rules=[self.limits])
         self.held = {}
         self.damaged = {}
         self.is_stopping = False
@@ -104,7 +106,8 @@ async def open_api():
             daemon.client = own
             daemon.runs = folder
             daemon.pruner = Pruner(journal, folder)
-            served = DaemonApi(daemon=daemon, context=site)
+            await daemon.limits.load(journal)
+            served = daemon.api = DaemonApi(daemon=daemon, context=site)
             await stack.enter_async_context(Worker(worker, SERVICE, served.answer, credit=16))
             daemon.executor = await stack.enter_async_context(Executor(client, timeout=30.0, patience=0.3))
             yield daemon

@@ -1,0 +1,265 @@
+"""What is asked of groups: submit one, end, pause, continue and resume its runs.
+
+Rules:
+1. A group is accepted whole or not at all, once for a client's key.
+2. Each verb may be sent again, and does what is missing. An abort is on record before the first run ends, and so completed by the next
+   daemon; the others are on record run by run when they are answered.
+3. Runs that must end, by an abort or `fail_fast`, are ended here, in the background.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from governor import clock, logs
+from governor.errors import AlreadyEnded, GoingDown, NoSuchRun, TryAgain, UsageError
+from governor.journal.groups import GroupRow, NewRun
+from governor.messages import (
+    Abort,
+    Changed,
+    Continue,
+    GroupChanged,
+    Pause,
+    Resume,
+    Submitted,
+    SubmittedGroup,
+)
+from governor.run_file.load import digest, parse_group
+from governor.runs.assignment import UID_ALPHABET, UID_LENGTH, Waiting, new_uid
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from governor.daemon.queries import DaemonState, RunQueries
+    from governor.daemon.steering import Steering
+    from governor.journal.runs_table import RunLine
+    from governor.messages import ChangeGroup, SubmitGroup
+    from governor.run_file.cells import Cell
+    from governor.runs.active_run import RunContext
+
+PREFIX: Final = "g-"
+"""Of the uid of a group: no run has it."""
+KEY_LENGTH: Final = 256
+"""Maximum length of a client's key in characters: keys are stored permanently."""
+AT_ONCE: Final = 16
+"""Runs that are changed at the same time: the journal commits their changes together."""
+RETRY_SECONDS: Final = 1.0
+"""A run between queue and slot has arrived by then."""
+ATTEMPTS: Final = 5
+
+log = logs.get_logger()
+
+
+class Groups:
+    """`resume` is the request for one run."""
+
+    def __init__(
+        self,
+        *,
+        daemon: DaemonState,
+        context: RunContext,
+        queries: RunQueries,
+        steering: Steering,
+        resume: Callable[[Resume, dict[str, Any]], Awaitable[Submitted]],
+    ) -> None:
+        self._daemon = daemon
+        self._context = context
+        self._journal = context.journal
+        self._queries = queries
+        self._steering = steering
+        self._resume_run = resume
+        self._few = asyncio.Semaphore(AT_ONCE)
+
+    async def submit(self, asked: SubmitGroup, by: dict[str, Any]) -> SubmittedGroup:
+        """Raises RunFileError, UsageError for a key of another run file, TryAgain."""
+        run, cells = await asyncio.to_thread(parse_group, asked.run)
+        if run.matrix is None:
+            raise UsageError("the run file has no matrix: submit it as a run")
+        this = await asyncio.to_thread(digest, run)
+        if (known := await self._find_known(asked.key, this)) is not None:
+            return known
+        uid = PREFIX + "".join(secrets.choice(UID_ALPHABET) for _ in range(UID_LENGTH))
+        group = GroupRow(
+            uid=uid,
+            key=asked.key,
+            name=run.name,
+            submitted_at=clock.wall(),
+            runs=len(cells),
+            digest=this,
+            paths=tuple(dict.fromkeys(path for cell in cells for path in cell.params)),
+            max_parallel=run.matrix.max_parallel,
+            fail_fast=run.matrix.fail_fast,
+        )
+        new = await asyncio.to_thread(lambda: [_new_run(cell) for cell in cells])
+        with self._daemon.queue.place(len(new)):
+            recorded = await self._journal.write(
+                lambda transaction: transaction.submit_group(group, new, folder=asked.folder, by=by)
+            )
+        if recorded.uid != uid:
+            return await self._known(recorded, this)
+        log.info("group.accepted", group=uid, group_name=run.name, runs=len(new), key=asked.key, by=by)
+        self._daemon.limits.know(group)
+        for each in new:
+            self._context.metrics.count("runs_accepted")
+            self._daemon.queue.append(Waiting(uid=each.uid, group=uid))
+        self._daemon.dispatch()
+        return SubmittedGroup(uid=uid, runs=tuple(each.uid for each in new))
+
+    async def _find_known(self, key: str | None, this: bytes) -> SubmittedGroup | None:
+        """Raises TryAgain when there is none and no run can be accepted, UsageError for a key of another run file, or a long one."""
+        require_key(key)
+        known = None if key is None else await self._journal.read(partial(self._journal.group_of_key, key))
+        if known is not None:
+            return await self._known(known, this)
+        self._daemon.require_room()
+        if self._daemon.is_stopping:
+            raise GoingDown("the daemon is shutting down and accepts no more runs")
+        return None
+
+    async def _known(self, group: GroupRow, this: bytes) -> SubmittedGroup:
+        if (group.digest or this) != this:
+            raise UsageError(
+                f"the key {group.key!r} is that of group {group.uid}, which was submitted with another run file: choose "
+                "another key for this one"
+            )
+        first: dict[int | None, str] = {}
+        for line in await self._lines(group.uid):
+            first.setdefault(line.cell, line.uid)
+        return SubmittedGroup(uid=group.uid, runs=tuple(first.values()), known=True)
+
+    async def _lines(self, uid: str) -> list[RunLine]:
+        return await self._journal.read(lambda: [*self._journal.lines_of_group(uid)])
+
+    # -- its runs ----------------------------------------------------------------------------------------------
+
+    async def change(self, asked: ChangeGroup, by: dict[str, Any]) -> GroupChanged:
+        """Raises NoSuchRun, TryAgain, UsageError."""
+        group = await self._journal.read(partial(self._queries.find_group, asked.uid))
+        if not asked.dry_run:
+            log.info(
+                "group.change_requested",
+                verb=asked.verb,
+                group=group.uid,
+                group_name=group.name,
+                by=by,
+                reason=asked.reason,
+            )
+        match asked.verb:
+            case "abort":
+                return await self._abort(group, asked)
+            case "resume":
+                return await self._resume(group, asked, by)
+            case "pause":
+                request = partial(Pause, reason=asked.reason, hard=asked.hard, dry_run=asked.dry_run)
+                return await self._change(
+                    group, asked, lambda uid: self._steering.pause(request(uid=uid), by)
+                )
+            case "continue":
+                again = partial(Continue, reason=asked.reason, dry_run=asked.dry_run)
+                return await self._change(group, asked, lambda uid: self._steering.go_on(again(uid=uid), by))
+
+    async def _abort(self, group: GroupRow, asked: ChangeGroup) -> GroupChanged:
+        unended = await self._journal.read(partial(self._journal.unended_of_group, group.uid))
+        limits = self._daemon.limits
+        left = [uid for uid, _, _ in unended if uid not in limits.ending]
+        if left and not asked.dry_run:
+            reason = asked.reason or "its group was aborted by request"
+            changed = await self._journal.write(
+                lambda transaction: transaction.abort_group(group.uid, reason)
+            )
+            limits.know(changed)
+            await limits.settle()
+        return GroupChanged(uid=group.uid, changed=len(left), dry_run=asked.dry_run)
+
+    async def _change(
+        self, group: GroupRow, asked: ChangeGroup, change: Callable[[str], Awaitable[Changed]]
+    ) -> GroupChanged:
+        """Runs in the queue first, so that none of them begins meanwhile."""
+        unended = await self._journal.read(partial(self._journal.unended_of_group, group.uid))
+        uids = sorted((uid for uid, _, _ in unended), key=lambda uid: uid not in self._daemon.queue)
+        found = await asyncio.gather(*(self._change_run(uid, change) for uid in uids))
+        return GroupChanged(uid=group.uid, changed=sum(found), dry_run=asked.dry_run)
+
+    async def _change_run(self, uid: str, change: Callable[[str], Awaitable[Changed]]) -> bool:
+        async with self._few:
+            for attempt in range(ATTEMPTS):
+                try:
+                    return (await change(uid)).changed
+                except (AlreadyEnded, NoSuchRun):
+                    return False
+                except TryAgain:
+                    if attempt == ATTEMPTS - 1:
+                        raise
+                    await self._until_moved()
+        return False
+
+    async def _resume(self, group: GroupRow, asked: ChangeGroup, by: dict[str, Any]) -> GroupChanged:
+        """The runs of cells whose last run has not finished."""
+        last = {line.cell: line for line in await self._lines(group.uid)}
+        bad = [line for line in last.values() if line.ended_at is not None and line.outcome != "finished"]
+        if not bad or asked.dry_run:
+            return GroupChanged(uid=group.uid, changed=len(bad), dry_run=asked.dry_run)
+        changed = await self._journal.write(lambda transaction: transaction.resume_group(group.uid))
+        self._daemon.limits.know(changed)
+        new = [await self._resume_run(Resume(uid=line.uid), by) for line in bad]
+        return GroupChanged(uid=group.uid, changed=len(new), runs=tuple(each.uid for each in new))
+
+    # -- runs that must end ------------------------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        """Ends them, until it is cancelled; raises JournalError."""
+        limits = self._daemon.limits
+        while True:
+            await limits.has_ending.wait()
+            limits.has_ending.clear()
+            while limits.ending:
+                await self._end(list(limits.ending.items()))
+
+    async def _end(self, runs: Iterable[tuple[str, str]]) -> None:
+        await asyncio.gather(*(self._end_run(uid, reason) for uid, reason in runs))
+
+    async def _end_run(self, uid: str, reason: str) -> None:
+        async with self._few:
+            try:
+                await self._steering.abort(Abort(uid=uid, reason=reason), {})
+            except (AlreadyEnded, NoSuchRun):
+                pass
+            except TryAgain:  # it is between queue and slot, or ending
+                await self._until_moved()
+                return
+            self._daemon.limits.ending.pop(uid, None)
+            self._daemon.limits.moved()
+
+    async def _until_moved(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RETRY_SECONDS):
+                await self._daemon.limits.movement.wait()
+
+
+def require_key(key: str | None) -> None:
+    """Raises UsageError for a client's key that is too long."""
+    if key is not None and len(key) > KEY_LENGTH:
+        raise UsageError(
+            f"a key has at most {KEY_LENGTH} characters, and {key[:16]!r}... has {len(key)}: choose a shorter one"
+        )
+
+
+def _new_run(cell: Cell) -> NewRun:
+    assert cell.run is not None  # noqa: S101  # its group has no faults
+    spec = cell.run.raw()
+    return NewRun(
+        uid=new_uid(),
+        name=cell.run.name,
+        spec=msgspec.msgpack.encode(spec),
+        phases=len(cell.run.phases),
+        cell=cell.number,
+        digest=digest(cell.run),
+        params=cell.params,
+        labels=cell.run.labels,
+    )
