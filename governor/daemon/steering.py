@@ -123,7 +123,7 @@ class Steering:
             )
             work = {"episode": asked.episode} if asked.task is None else {"task": asked.task}
             self._log(event.kind, row, asked.reason, by, change=asked.change, phase=phase.name, **work)
-            await governor.change_work(event, by=by)
+            await governor.command(event, by)
         return Changed(uid=row.uid, changed=True, state=state.name, dry_run=asked.dry_run)
 
     def _is_unended(self, uid: str, index: int, asked: ChangeWork, phase: Phase) -> bool:

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from governor.run_file.model import Run
     from governor.runs.active_run import RunContext
     from governor.runs.assignment import Assignment
-    from states.events import WorkChangeRequested
 
 SHOWN_TRANSITIONS: Final = 12
 """Transitions that a refusal names."""
@@ -230,7 +229,7 @@ class RunGovernor:
     async def abort(self, uid: str, reason: str, *, by: Mapping[str, Any] | None = None) -> None:
         """Ends the run as `aborted`; `by` is recorded. Raises TryAgain when it is ending already."""
         event = AbortRequested(uid, time.monotonic(), reason=reason or "aborted by request")
-        await self._command(event, by)
+        await self.command(event, by)
 
     async def settled(self) -> State:
         """The state; of a run that is being assigned now, that in which it is in work."""
@@ -241,17 +240,14 @@ class RunGovernor:
         self, uid: str, reason: str, *, hard: bool = False, by: Mapping[str, Any] | None = None
     ) -> None:
         """Begins nothing further of the run; `hard`: interrupts it. Raises TryAgain when it is ending, or paused already."""
-        await self._command(PauseRequested(uid, time.monotonic(), reason=reason, hard=hard), by)
+        await self.command(PauseRequested(uid, time.monotonic(), reason=reason, hard=hard), by)
 
     async def go_on(self, uid: str, reason: str, *, by: Mapping[str, Any] | None = None) -> None:
         """Ends a pause. Raises TryAgain when the run is not paused."""
-        await self._command(ContinueRequested(uid, time.monotonic(), reason=reason), by)
+        await self.command(ContinueRequested(uid, time.monotonic(), reason=reason), by)
 
-    async def change_work(self, event: WorkChangeRequested, *, by: Mapping[str, Any] | None = None) -> None:
-        """Cancels an episode or a task, or has it done again. Raises TryAgain when its phase is not at work."""
-        await self._command(event, by)
-
-    async def _command(self, event: Event, by: Mapping[str, Any] | None) -> None:
+    async def command(self, event: Event, by: Mapping[str, Any] | None) -> None:
+        """Sends a command; `by` is recorded. Raises TryAgain when it is refused."""
         async with self._assigning:  # a run that is being assigned now is in work then
             asked = self.post(event, {"by": dict(by)} if by else None)
         await asked
