@@ -8,7 +8,7 @@ import stat
 
 import pytest
 
-from governor.daemon import metrics_server
+from governor.daemon.metrics import server as metrics_server
 from governor.daemon.metrics.server import CONNECTIONS, MetricsServer, wants_open_metrics
 from governor.errors import ConfigError
 from governor.metrics import OPEN_METRICS, PLAIN_TEXT
