@@ -136,7 +136,7 @@ def _words(schema: dict[str, Any], key: str) -> str:  # noqa: PLR0911  # one for
             return f"`{value}`"
         case {"patternProperties": dict() as named} if all("enum" in inner for inner in named.values()):
             return f"mapping of names to {_words(next(iter(named.values())), key)}"
-        case {"patternProperties": dict() as named} if all("type" in inner for inner in named.values()):
+        case {"patternProperties": dict() as named} if not any("$ref" in inner for inner in named.values()):
             return f"mapping of names to {_plural(_words(next(iter(named.values())), key))}"
         case {"enum": values}:
             return " or ".join(f"`{value}`" for value in values)

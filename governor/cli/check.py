@@ -31,6 +31,7 @@ def checked(file: Path, *, here: bool = True, options: Options | None = None) ->
         RunFileError: with every fault.
     """
     from governor.run_file import cells, check_language_models, entry_check, load  # noqa: PLC0415  # pydantic: 0.2 s, not for --help
+    from governor.run_file.check_programs import missing  # noqa: PLC0415  # as above
 
     examined = load.examine(file, options)
     asked = cells.with_entries(entry_check.of_data(examined.document.data), examined.cells)
@@ -38,7 +39,8 @@ def checked(file: Path, *, here: bool = True, options: Options | None = None) ->
         examined = examined.with_faults(
             check_language_models.missing_keys(examined.document.data, os.environ)
         )
-    found = entry_check.faults(asked, folder=examined.folder)
+    data, folder = examined.document.data, examined.folder
+    found = [*missing(data, folder, here=here), *entry_check.faults(asked, folder=folder)]
     examined = examined.with_faults(cells.in_file(examined.cells, found))
     examined.run()
     return examined

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from governor.messages import TaskSpec
-from governor.run_file import check_language_models, check_rules, check_sb3
+from governor.run_file import check_language_models, check_programs, check_rules, check_sb3
 from governor.run_file.model import Run
 from governor.run_file.phase_inheritance import PhaseInheritance
 from governor.run_file.phase_model import Phase
@@ -73,6 +73,7 @@ def _references(data: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
             yield from _by_transport(simulated[index])
         yield from check_rules.faults(phase, path)
         yield from _graph(items(phase.get("tasks")), path)
+        yield from check_programs.faults(items(phase.get("tasks")), path)
         yield from _batch(phase, path)
 
 

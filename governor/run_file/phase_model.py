@@ -14,10 +14,14 @@ from governor.units.fields import (
     Count,
     Duration,
     Entry,
+    FilePath,
     Info,
     Metric,
     Name,
     Params,
+    VariableName,
+    Word,
+    Words,
 )
 from governor.units.sections import Section
 
@@ -108,9 +112,49 @@ class TaskSection(Section):
 
     id: Annotated[Name, Field(description="Its name in `depends_on`, in `inputs` and in results.")]
     call: Annotated[
-        Entry, Field(description="What it calls: `module:attribute`, a function or a class with `run()`.")
-    ]
-    args: Annotated[Params, Field(description="Keyword arguments of the call.")] = {}
+        Entry | None,
+        Field(description="What it calls: `module:attribute`, a function or a class with `run()`."),
+    ] = None
+    command: Annotated[
+        Words | None,
+        Field(
+            description="A program with its arguments, instead of `call`. `{name}` stands for a value of `args`, or one that "
+            "the run knows.",
+            examples=[["python", "train.py", "--lr", "{lr}"]],
+        ),
+    ] = None
+    args: Annotated[
+        Params, Field(description="Keyword arguments of the call; of a `command` values by name.")
+    ] = {}
+    cwd: Annotated[
+        FilePath | None,
+        Field(
+            description="Folder that the `command` runs in; a relative path begins at the run file's folder, which null is.",
+            examples=["cleanrl"],
+        ),
+    ] = None
+    env: Annotated[
+        dict[VariableName, Word],
+        Field(
+            description="Environment variables of the `command`, beside those of the daemon.",
+            examples=[{"OMP_NUM_THREADS": 4}],
+        ),
+    ] = {}
+    stdin: Annotated[
+        FilePath | None,
+        Field(
+            description="File that the `command` reads as standard input; null: nothing.",
+            examples=["prompts.txt"],
+        ),
+    ] = None
+    result: Annotated[
+        FilePath | None,
+        Field(
+            description="JSON file that the `command` writes: the task's value. null: what it writes to the file that the variable "
+            "`GOVERNOR_RESULT` names, else the last line that it prints, if that is JSON.",
+            examples=["metrics.json"],
+        ),
+    ] = None
     depends_on: Annotated[
         tuple[str, ...],
         Field(
@@ -144,6 +188,16 @@ class TaskSection(Section):
     priority: Annotated[
         int, Field(ge=-1_000_000, le=1_000_000, description="Tasks with the higher number go first.")
     ] = 0
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if (self.call is None) == (self.command is None):
+            raise ValueError("must have one of 'call' and 'command'" + (", not both" if self.call else ""))
+        if self.command is None:
+            for key in ("cwd", "env", "stdin", "result"):
+                if getattr(self, key):
+                    raise ValueError(f"{key!r} has no meaning without 'command'")
+        return self
 
 
 class Phase(Section):

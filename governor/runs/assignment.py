@@ -12,13 +12,17 @@ from governor.messages.figures import PhaseFigures
 from governor.run_file.load import Run, parse
 from governor.run_file.model import TASKS
 from governor.runs.liveness import USER_CODE_SECONDS
+from governor.tasks.protocol.wire import PROGRAM
 
 if TYPE_CHECKING:
     from governor.journal.runs_table import RunRow
     from governor.messages import EndedRuns, FailureKind
     from governor.run_file.model import AgentSection
+    from governor.run_file.phase_model import TaskSection
     from states.plan import RunPlan
 
+OF_PROGRAM: Final = ("command", "cwd", "env", "stdin", "result")
+"""Keys of a task that runs a program."""
 UID_ALPHABET: Final = "abcdefghjkmnpqrstvwxyz23456789"
 """No letters that look like others, no vowels that make words."""
 UID_LENGTH: Final = 8
@@ -159,7 +163,8 @@ class Assignment(Waiting):
             name=chosen.name,
             tasks=tuple(
                 TaskSpec(
-                    **task.model_dump(exclude={"retries"}),
+                    **task.model_dump(exclude={"retries", "call", "args", *OF_PROGRAM}),
+                    **_called(task, grace=chosen.grace),
                     retries=task.retries or 0,
                     retry=retry if task.retries is None else {},
                     is_eval=is_eval,
@@ -196,3 +201,11 @@ class Assignment(Waiting):
     def tasks_of(self, phase: int) -> int:
         """Number of task runs: a task that repeats counts as often."""
         return sum(task.repeat for task in self.run.phases[phase].tasks)
+
+
+def _called(task: TaskSection, *, grace: float) -> dict[str, Any]:
+    """`call` and `args` of a task as runners get them."""
+    if task.command is None:
+        return {"call": task.call, "args": task.args}
+    program = {name: getattr(task, name) for name in OF_PROGRAM}
+    return {"call": PROGRAM, "args": {**program, "args": task.args, "grace": grace}}

@@ -5,6 +5,7 @@ Names end up in file names, socket paths and service names; their alphabet is na
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from typing import Annotated, Any, Literal, TypeAlias
@@ -84,6 +85,21 @@ def _share(value: object) -> object:
     raise ValueError(f"must be a number, as 20, or a percentage from 0% to 100%, as 1%, not {value!r}")
 
 
+def _word(value: object) -> str:
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        word = str(value)
+        if "\0" not in word:
+            return word
+        raise ValueError("holds a zero byte")
+    raise ValueError(f"must be a text or a number: {json.dumps(value, default=str)} needs quotes")
+
+
+def _words(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    raise ValueError("must be a list of words, as [python, train.py]; a line for a shell is [sh, -c, 'LINE']")
+
+
 def _or_text(number: dict[str, Any], pattern: str) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [number, {"type": "string", "pattern": pattern}]})
 
@@ -118,6 +134,13 @@ Share: TypeAlias = Annotated[
 ]
 """So many, or a percentage of all."""
 Params: TypeAlias = Annotated[dict[str, Any], BeforeValidator(without_numpy), AfterValidator(_plain)]
+Word: TypeAlias = Annotated[str, BeforeValidator(_word, json_schema_input_type=str | float)]
+"""An argument of a program, or a value in its environment."""
+Words: TypeAlias = Annotated[
+    tuple[Word, ...], Field(strict=False, min_length=1, max_length=10_000), BeforeValidator(_words)
+]
+FilePath: TypeAlias = Annotated[str, Field(min_length=1, max_length=4096)]
+VariableName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
 Models: TypeAlias = Annotated[
     tuple[Annotated[str, Field(min_length=1)] | Params, ...], Field(strict=False, max_length=10_000)
 ]

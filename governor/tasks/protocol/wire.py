@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 PLAY_CHUNK: Final = "governor.tasks.runner_process.episodes:play"
 """The call of the task that plays a chunk of episodes."""
+PROGRAM: Final = "governor.tasks.runner_process.program:run"
+"""The call of a task that runs a program."""
 LARGEST: Final = 2**31
 """Bytes of one document."""
 KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
@@ -139,7 +141,8 @@ class Begun(_AttemptReport, frozen=True):
 class Over(_AttemptReport, frozen=True):
     """The callable has returned or raised; `error` is one line and empty for a success. `at` is the runner's clock.
     `dropped`: the attempt was cancelled, and its other runs are not executed. `leaves_processes`: it is the last of a bundle, and
-    there are processes below the runner, or threads of user code, which may start some.
+    there are processes below the runner, or threads of user code, which may start some. `crashed`: a program of the task was killed
+    by a signal.
     """
 
     run: int
@@ -153,6 +156,7 @@ class Over(_AttemptReport, frozen=True):
     payload: bytes = b""
     dropped: bool = False
     leaves_processes: bool = False
+    crashed: bool = False
 
 
 class Leaving(_Message, frozen=True):

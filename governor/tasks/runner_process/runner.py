@@ -55,6 +55,7 @@ from governor.tasks.runner_process import calls, pickled, settings
 from governor.tasks.runner_process.cancellation import Cancellation
 from governor.tasks.runner_process.output import RunnerOutput
 from governor.tasks.runner_process.pickled import PREFIX
+from governor.tasks.runner_process.program import ProgramFailed
 from governor.tasks.runner_process.reports import RunnerReports
 
 if TYPE_CHECKING:
@@ -292,6 +293,7 @@ class Serving:
             error=str(reason),
             traceback=reason.traceback,
             metrics=self._reports.metrics,
+            crashed=isinstance(error, ProgramFailed) and error.crashed,
         )
 
     def _inputs(self, work: WorkItem) -> dict[str, Any]:

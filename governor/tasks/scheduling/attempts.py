@@ -31,6 +31,7 @@ from governor.tasks.scheduling.events import (
 from governor.tasks.scheduling.runner_slots import Job, Termination
 
 if TYPE_CHECKING:
+    from governor.messages import TaskOutcome
     from governor.tasks.scheduling.events import (
         Revoked,
         RunnerGone,
@@ -151,9 +152,10 @@ class Attempts:
             self._next_job(slot, report.at)
 
     def _failed(self, job: Job, report: Over) -> None:
-        """A run raised an exception."""
+        """A run raised an exception, or its program failed."""
         reason = Reason(report.error, report.traceback)
-        failed = Termination("failed", reason, seconds=report.seconds, metrics=report.metrics)
+        outcome: TaskOutcome = "crashed" if report.crashed else "failed"
+        failed = Termination(outcome, reason, seconds=report.seconds, metrics=report.metrics)
         self.outcomes.fail(job, report.run, failed)
         if not job.subtask.node.ended(report.run):
             job.failed = {report.run} if job.failed is None else job.failed

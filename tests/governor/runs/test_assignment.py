@@ -17,6 +17,7 @@ from governor.messages import (
 from governor.run_file.load import parse
 from governor.runs.assignment import Assignment
 from governor.runs.liveness import silence_limit
+from governor.tasks.protocol.wire import PROGRAM
 
 
 def assignment(phase, **run):
@@ -139,3 +140,20 @@ def test_a_worker_waits_until_a_conductor_that_hangs_with_the_lock_has_been_repl
     limit = silence_limit(made.run, "environment.e", 0)
     waits = made.simulation(0).return_seconds
     assert waits == (20 + limit if timeout else 87)
+
+
+def test_a_task_with_a_command_is_a_call_of_the_runners_own():
+    command = {"id": "a", "command": ["train", "{lr}"], "args": {"lr": 1}, "env": {"X": 1}, "retries": 2}
+    run = parse({"name": "r", "phases": [{"name": "p", "grace": 3, "tasks": [command]}]})
+    [spec] = Assignment(uid="u", run=run, folder=".").tasks(0, done={}).tasks
+    assert spec.call == PROGRAM
+    assert spec.args == {
+        "command": ("train", "{lr}"),
+        "args": {"lr": 1},
+        "cwd": None,
+        "env": {"X": "1"},
+        "stdin": None,
+        "result": None,
+        "grace": 3.0,
+    }
+    assert spec.retries == 2
