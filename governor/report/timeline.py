@@ -137,12 +137,14 @@ class _Builder:
 
     def _exited(self, data: dict[str, Any], at: float) -> None:
         name, code = data["conductor"], data["exit_code"]
-        how = f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
+        killed = code is not None and code < 0
+        how = "not started" if code is None else f"exit code {code}"
+        how = f"killed by {_signal_name(-code)}" if killed else how
         is_expected = data.get("expected", False)
         self._close(("conductor", name), at, "" if is_expected else "crashed")
         if not is_expected:
             why = f": {data['reason']}" if data.get("reason") else ""
-            kind = "kill" if code < 0 else "failure"
+            kind = "kill" if killed else "failure"
             self.moments.append((("conductors", name), at, kind, f"{name}: {how}{why}"))
 
     def _attempt(self, data: dict[str, Any], at: float, pid: int, node: str) -> None:

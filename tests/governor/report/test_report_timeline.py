@@ -67,6 +67,12 @@ def test_a_killed_process_is_a_span_with_its_kill_and_its_restart():
     assert (found.begin, found.end) == (10, 15)
 
 
+def test_a_process_that_was_not_started_is_a_moment():
+    found = timeline_of(events(started(10), exited(12, None, name="agent.b")))
+    assert marks(found) == [("agent.b", 2, "failure")]
+    assert found.marks.label == ["agent.b: not started"]
+
+
 def test_phases_and_states():
     found = timeline_of(
         events(
