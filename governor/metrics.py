@@ -56,7 +56,7 @@ COUNTED: Final = (
     Family("tasks", "counter", "Runs of tasks that have ended.", "outcome", get_args(TaskOutcome)),
     Family("tokens", "counter", "Tokens of language models, once their phase is over.", "kind", ("prompt", "completion")),
     Family("conductor_restarts", "counter", "Conductors that were started again.", "kind",
-           ("environment", "agent", "simulation", "task")),
+           ("environment", "agent", "simulation", "task", "service")),
     Family("kills", "counter", "Signals to conductors that did not end by themselves.", "signal", ("SIGTERM", "SIGKILL")),
 )  # fmt: skip
 """By `Metrics`."""

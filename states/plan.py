@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Kind: TypeAlias = Literal["environment", "agent", "simulation", "task"]
+Kind: TypeAlias = Literal["environment", "agent", "simulation", "task", "service"]
 Part: TypeAlias = Literal["simulation", "tasks"]
 Outcome: TypeAlias = Literal["finished", "failed", "aborted"]
 WorkChange: TypeAlias = Literal["cancel", "requeue"]

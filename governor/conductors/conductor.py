@@ -61,6 +61,7 @@ CLASSES: Final = {
     "agent": "governor.conductors.agent:AgentConductor",
     "simulation": "governor.conductors.simulation:SimulationController",
     "task": "governor.conductors.task:TaskConductor",
+    "service": "governor.conductors.service:ServiceConductor",
 }
 GOODBYE_SECONDS: Final = 5.0
 """Seconds a failing conductor tries to send its last error to the governor."""

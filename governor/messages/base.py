@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-ConductorKind: TypeAlias = Literal["environment", "agent", "simulation", "task"]
+ConductorKind: TypeAlias = Literal["environment", "agent", "simulation", "task", "service"]
 RunOutcome: TypeAlias = Literal["finished", "failed", "aborted"]
 TaskOutcome: TypeAlias = Literal[
     "succeeded", "failed", "timed_out", "crashed", "upstream_failed", "cancelled"

@@ -32,6 +32,8 @@ LAST_SECONDS: Final = 1.0
 """For the last output to be read, once all of its processes are gone."""
 SHELL_SIGNAL: Final = 128
 """A shell whose command was killed by signal n exits with this plus n."""
+LINE_CHARACTERS: Final = 200
+"""Of the last line that a reason has."""
 _PORTION: Final = 64 << 10
 _ROOT: Final = str(Path(__file__).parents[2])
 
@@ -197,12 +199,14 @@ def environment() -> dict[str, str]:
     return found | {"PATH": os.pathsep.join(dict.fromkeys(folders))}
 
 
-def reason_of_exit(code: int, *, last_line: str = "") -> str:
-    """In a few words: ``exit code 3``, ``killed by SIGSEGV``, with what it has said last."""
-    how = f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
-    if code > SHELL_SIGNAL and (name := _signal_name(code - SHELL_SIGNAL)).startswith("SIG"):
-        how += f" ({SHELL_SIGNAL} + {name})"
-    return f"{how}: {last_line}" if last_line else how
+def reason_of_exit(code: int, said: str) -> str:
+    """``exit code 3`` with the last line of its standard error, ``killed by SIGSEGV``: that line says nothing of a signal."""
+    if code < 0:
+        return f"killed by {_signal_name(-code)}"
+    shell = _signal_name(code - SHELL_SIGNAL)
+    how = f"exit code {code}" + (f" ({SHELL_SIGNAL} + {shell})" if shell.startswith("SIG") else "")
+    line = last_line(said)[:LINE_CHARACTERS]
+    return f"{how}: {line}" if line else how
 
 
 def last_line(text: str) -> str:

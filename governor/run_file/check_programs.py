@@ -1,4 +1,4 @@
-"""Checks the tasks that run programs: their placeholders, and whether program, script and folders are there.
+"""Checks the tasks and services that run programs: their placeholders, and whether program, script and folders are there.
 
 A part of `governor.run_file.check`: takes plain data, where that is sound; returns paths and messages.
 """
@@ -8,40 +8,61 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from governor.errors import ProcessError
 from governor.processes import program
 from governor.run_file.plain_data import items, mapping
+from governor.run_file.service_ports import PREFIX
 from governor.tasks.runner_process.program import KNOWN
 from governor.units import placeholders
 from governor.units.sections import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from governor.units.sections import Path as Place
 
+OF_SERVICES: Final = ("port", "run", "run_folder", "python")
+"""Placeholders in the section of a service."""
 PYTHON: Final = "{python}"
 _INTERPRETERS: Final = re.compile(r"(python|pypy)[\d.]*|(ba|da|z|k)?sh|perl|ruby|node|Rscript|julia")
 """What runs the script that its first argument names."""
 
 
-def faults(tasks: Sequence[Any], path: Place) -> Iterator[tuple[Place, str]]:
-    """Of the placeholders of the tasks of one phase."""
-    for index, task in enumerate(tasks):
-        if not isinstance(task, dict) or task.get("command") is None:
+class _Section(NamedTuple):
+    """A section with a `command`: a task, or a service."""
+
+    place: Place
+    section: Mapping[str, Any]
+    known: tuple[str, ...]
+    """Placeholders that are no `args`."""
+
+
+def _sections(data: object) -> Iterator[_Section]:
+    services = mapping(mapping(mapping(data).get("conductors")).get("services"))
+    for name, service in services.items():
+        yield _Section(("conductors", "services", name), mapping(service), OF_SERVICES)
+    for index, phase in enumerate(items(mapping(data).get("phases"))):
+        for number, task in enumerate(items(mapping(phase).get("tasks"))):
+            yield _Section(("phases", index, "tasks", number), mapping(task), KNOWN)
+
+
+def faults(data: object) -> Iterator[tuple[Place, str]]:
+    """Of the placeholders of a run given as plain data; those of services are checked by `service_ports`."""
+    for place, section, known in _sections(data):
+        if section.get("command") is None:
             continue
-        args = mapping(task.get("args"))
+        args = mapping(section.get("args"))
         unused = dict.fromkeys(args)
-        for key, text in _texts(task):
+        for key, text in _texts(section):
             for name in placeholders.names(text):
                 unused.pop(name, None)
-                if name not in args and name not in KNOWN:
-                    yield (*path, "tasks", index, *key), _unknown(name, [*args, *KNOWN])
+                if name not in args and name not in known and not name.startswith(PREFIX):
+                    yield (*place, *key), _unknown(name, [*args, *known])
         for name in unused:
             yield (
-                (*path, "tasks", index, "args", name),
+                (*place, "args", name),
                 f"is used nowhere: write {{{name}}} in 'command', 'env', 'cwd', 'stdin' or 'result'",
             )
 
@@ -51,25 +72,27 @@ def _unknown(name: str, known: list[str]) -> str:
     return f"unknown placeholder {{{name}}}{hint} (the text {{{name}}} is written {{{{{name}}}}})"
 
 
-def _texts(task: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
+def _texts(section: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
     """The texts that may have placeholders, with their places."""
-    for number, word in enumerate(items(task.get("command"))):
+    for number, word in enumerate(items(section.get("command"))):
         if isinstance(word, str):
             yield ("command", number), word
-    for name, value in mapping(task.get("env")).items():
+    for name, value in mapping(section.get("env")).items():
         if isinstance(value, str):
             yield ("env", name), value
     for key in ("cwd", "stdin", "result"):
-        if isinstance(task.get(key), str):
-            yield (key,), task[key]
+        if isinstance(section.get(key), str):
+            yield (key,), section[key]
+    ready = mapping(section.get("ready"))
+    if isinstance(ready.get("http"), str):
+        yield ("ready", "http"), ready["http"]
 
 
 def missing(data: object, folder: Path, *, here: bool) -> Iterator[tuple[Place, str]]:
     """What the programs of a run, given as plain data, need and is not there. `here`: they run with this process' PATH."""
-    for index, phase in enumerate(items(mapping(data).get("phases"))):
-        for number, task in enumerate(items(mapping(phase).get("tasks"))):
-            for key, message in _missing(mapping(task), folder, here=here):
-                yield ("phases", index, "tasks", number, *key), message
+    for place, section, _ in _sections(data):
+        for key, message in _missing(section, folder, here=here):
+            yield (*place, *key), message
 
 
 def _missing(task: Mapping[str, Any], folder: Path, *, here: bool) -> Iterator[tuple[Place, str]]:

@@ -8,7 +8,7 @@ A model validates its section alone; `governor.run_file.check` checks sections a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,7 @@ from governor.messages.commands import AnyVector, AnyWrapper, Vector
 from governor.run_file import phase_inheritance
 from governor.run_file.matrix import Matrix
 from governor.run_file.phase_model import Phase
+from governor.run_file.service_model import ServiceSection
 from governor.units.fields import (
     Duration,
     Entry,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 SIMULATION = "simulation"
 TASKS = "tasks"
+SERVICE: Final = "service"
 SHORTEST_LIVENESS = 5.0
 """Seconds: with the transport's heartbeats it takes 4 until a peer reconnects."""
 
@@ -99,12 +101,19 @@ class AgentSection(Section):
 
 
 class ConductorsSection(Section):
-    """Environments and agents, by names that the phases use."""
+    """Environments and agents, by names that the phases use, and services."""
 
     environments: Annotated[
         dict[ShortName, EnvironmentSection], Field(description="Environments: name and section.")
     ] = {}
     agents: Annotated[dict[ShortName, AgentSection], Field(description="Agents: name and section.")] = {}
+    services: Annotated[
+        dict[ShortName, ServiceSection],
+        Field(
+            description="Programs that run beside the run, such as a model server: name and section.",
+            examples=[{"files": {"command": ["python", "-m", "http.server", "{port}"]}}],
+        ),
+    ] = {}
 
 
 class LimitsSection(Section):
@@ -178,7 +187,7 @@ class Run(Section):
     seed: Annotated[
         int, Field(ge=0, lt=2**63, description="Seed of the episodes and of the agents' random numbers.")
     ] = 0
-    conductors: Annotated[ConductorsSection, Field(description="Environments and agents.")] = (
+    conductors: Annotated[ConductorsSection, Field(description="Environments, agents and services.")] = (
         ConductorsSection()
     )
     phases: Annotated[
@@ -251,6 +260,9 @@ class Run(Section):
         drivers = {phase.conductor_of(part) for phase in phases for part in phase.parts}
         inside = self._built_inside()
         conductors = [
+            ConductorPlan(name=f"{SERVICE}.{name}", kind=SERVICE) for name in self.conductors.services
+        ]
+        conductors += [
             ConductorPlan(name=f"environment.{name}", kind="environment")
             for name in self.conductors.environments
             if name not in inside

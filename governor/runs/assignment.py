@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from governor.messages import Made, StartSimulation, StartTasks, TaskSpec
 from governor.messages.figures import PhaseFigures
 from governor.run_file.load import Run, parse
-from governor.run_file.model import TASKS
+from governor.run_file.model import SERVICE, TASKS
 from governor.runs.liveness import USER_CODE_SECONDS
 from governor.tasks.protocol.wire import PROGRAM
 
@@ -51,10 +51,11 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment(Waiting):
-    """`folder` is where `entry` and `call` are imported from."""
+    """`folder` is where `entry` and `call` are imported from. `ports` are those of the run's services, once it is in work."""
 
     run: Run
     folder: str
+    ports: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, row: RunRow, waiting: Waiting) -> Assignment:
@@ -77,6 +78,8 @@ class Assignment(Waiting):
     def settings(self, conductor: str) -> dict[str, Any]:
         """The conductor's own section of the run file."""
         kind, _, name = conductor.partition(".")
+        if kind == SERVICE:
+            return self.run.conductors.services[name].model_dump(mode="json") | {"port": self.ports[name]}
         if kind == "environment":
             return self.run.conductors.environments[name].model_dump(mode="json")
         if kind == "agent":

@@ -16,6 +16,7 @@ from governor.errors import ForkserverDied, GovernorError, ProcessError
 from governor.messages import ConductorSpec, Shutdown, encode
 from governor.processes import process
 from governor.processes.kill_ladder import GracePeriods, terminate
+from governor.run_file.model import SERVICE
 from states import events
 
 if TYPE_CHECKING:
@@ -106,6 +107,8 @@ class ConductorProcess:
         if needs_ray:
             (await process.warm()).load_ray()  # while its head starts
             settings = {**settings, "ray": await context.ray.settings()}
+        if effect.kind != SERVICE:
+            await run.services.wait()
         if effect.kind == "environment":
             settings = {**settings, "liveness": run.assignment.run.deadlines.liveness}
         spec = ConductorSpec(
@@ -141,6 +144,7 @@ class ConductorProcess:
     def _exited(self, code: int | None, reason: str, *, forkserver: int | None = None) -> None:
         if not self._exit_reported:
             self._exit_reported = True
+            self._run.services.is_gone(self._name)
             self._run.post(
                 events.ConductorExited(*self._stamp, exit_code=code, reason=reason, forkserver=forkserver)
             )

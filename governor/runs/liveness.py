@@ -17,6 +17,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final, Literal
 
 from governor.episodes.text.entries import is_language_model
+from governor.run_file.model import SERVICE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -130,9 +131,9 @@ def silence_limit(run: Run, conductor: str, phase: int) -> float:
     """
     silence = run.deadlines.liveness
     simulate = run.phases[phase].simulate
-    if simulate is None:
-        return silence
     kind, _, name = conductor.partition(".")
+    if simulate is None or kind == SERVICE:
+        return silence
     agents = run.conductors.agents
     if kind == "simulation":
         inside = simulate.transport == "in_process"

@@ -163,6 +163,7 @@ class ReportHandler:
             case messages.ReadyReport(detail=detail):
                 if report.conductor == TASKS:
                     self._run.limits.task_conductor_ready()
+                self._run.services.is_ready(report.conductor)
                 await handle(events.ConductorReady(*stamp), detail={"detail": detail})
             case messages.FailedReport(reason=reason, traceback=traceback):
                 await handle(events.ConductorFailed(*stamp, reason=reason), detail={"traceback": traceback})

@@ -33,3 +33,13 @@ def filled(text: str, value_of: Callable[[str], Any]) -> str:
         return given if isinstance(given, str) else json.dumps(given)
 
     return _PLACEHOLDER.sub(value, text)
+
+
+def replaced(text: str, text_of: Callable[[str], str | None]) -> str:
+    """`text` with some of its placeholders: the others stay, as those of None do."""
+
+    def one(found: re.Match[str]) -> str:
+        text = text_of(found["name"]) if found["name"] else None
+        return found[0] if text is None else text
+
+    return _PLACEHOLDER.sub(one, text)

@@ -38,6 +38,7 @@ _SHAPES: Final = {
 _PATTERNS: Final = {
     "entry": "must look like 'module:attribute' (or 'gymnasium:ID' for an environment)",
     "call": "must look like 'module:attribute'",
+    "http": "must be a path, as /health, or a URL",
 }
 _LONGEST_MISSPELLING: Final = 64
 

@@ -10,6 +10,7 @@ from governor.runs.limits import RunLimits
 from governor.runs.progress import Progress
 from governor.runs.report_handler import ReportHandler
 from governor.runs.run_log import RunLog
+from governor.runs.services import Services
 from transport.access import Secret
 
 RUN = parse(
@@ -58,6 +59,7 @@ class ReportingRun:
         self.governor = RecordingGovernor(journal)
         self.progress = Progress(ASSIGNMENT)
         self.limits = RunLimits(LimitsSection())
+        self.services = Services(ASSIGNMENT)
         self.handler = ReportHandler(self)
 
     async def is_out_of_room(self):

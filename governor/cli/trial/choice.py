@@ -10,6 +10,8 @@ import msgspec
 from governor.episodes.rules import evaluation
 from governor.episodes.text.entries import is_language_model
 from governor.errors import UsageError
+from governor.run_file import service_ports
+from governor.run_file.load import parse
 from governor.runs.assignment import Assignment
 from governor.units.sections import suggestion
 
@@ -64,7 +66,8 @@ def task_of(run: Run, folder: str, task: str, *, phase: str | None, number: int 
     chosen = number or 0
     if not 0 <= chosen < section.repeat:
         raise UsageError(f"task {task!r} has {_range('run', section.repeat)}, not {chosen}")
-    command = Assignment(uid=UID, run=run, folder=folder).tasks(index, done={})
+    command = Assignment(uid=UID, run=with_ports(run), folder=folder).tasks(index, done={})
+    _require_ports([spec.args for spec in command.tasks])
     return TaskTrial(command=command, task=task, run=chosen, timeout=section.timeout)
 
 
@@ -98,7 +101,27 @@ def episode_of(
 
 def simulation_of(run: Run, folder: str, index: int) -> StartSimulation:
     """The simulation of a phase that has one; it tells what environment and agents are made of."""
-    return Assignment(uid=UID, run=_in_one_process(run, index), folder=folder).simulation(index)
+    assignment = Assignment(uid=UID, run=_in_one_process(with_ports(run), index), folder=folder)
+    command = assignment.simulation(index)
+    made = filter(None, (command.made_environment, *command.made_agents))
+    _require_ports([[each.entry, each.params, [one.params for one in each.wrappers]] for each in made])
+    return command
+
+
+def with_ports(run: Run) -> Run:
+    """The run with the ports that it names itself: a service that a person has started may be there."""
+    services = run.conductors.services
+    ports = {name: section.fixed_port for name, section in services.items()}
+    return parse(service_ports.with_ports(run.raw(), ports.get), run.name) if services else run
+
+
+def _require_ports(data: object) -> None:
+    for _, name in service_ports.used(data):
+        service = name.split(".")[1]
+        raise UsageError(
+            f"no services are started here, and service {service!r} has no port of its own: start it yourself, and say where it is, "
+            f"conductors.services.{service}.port"
+        )
 
 
 def choices(run: Run) -> list[str]:

@@ -44,8 +44,6 @@ KNOWN: Final = (
 """The placeholders that are no names of `args`."""
 TERMINATE_SHARE: Final = 0.8
 """Of the grace period, until SIGKILL: then the runner itself is not killed."""
-LINE_CHARACTERS: Final = 200
-"""Of the last line that a reason has."""
 
 
 class ProgramFailed(ConductorError):
@@ -143,8 +141,7 @@ def _execute(attempt: _Attempt, grace: float) -> TaskResult:
     if started is None or code is None:
         raise ProgramFailed(Reason("the task was cancelled", _said(started)))
     if code:
-        line = program.last_line(started.stderr.end)[:LINE_CHARACTERS]
-        reason = program.reason_of_exit(code, last_line=line)
+        reason = program.reason_of_exit(code, started.stderr.end)
         raise ProgramFailed(Reason(utf8(reason), _said(started)), crashed=code < 0)
     return _value(attempt, before, program.last_line(started.stdout.end))
 

@@ -1,0 +1,91 @@
+"""The services of one run: their ports, and whether all of them are ready.
+
+Rules:
+1. A port is chosen when the run is assigned, and stays for as long as it is in work: others have been told.
+2. Other conductors start when all services are ready: what they build may need them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import secrets
+import socket
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from governor.run_file import service_ports
+from governor.run_file.load import parse
+from governor.run_file.model import SERVICE
+
+if TYPE_CHECKING:
+    from governor.runs.assignment import Assignment
+
+LOWEST: Final = 20_000
+_EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_numbers: Final = count(secrets.randbelow(10_000))
+"""Runs of a daemon get different ports; those of several daemons begin at random."""
+
+
+class Services:
+    """Follows the conductors of the services, by their names in the plan."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self._missing = {f"{SERVICE}.{name}" for name in assignment.run.conductors.services}
+        self._ready = asyncio.Event()
+        self._look()
+
+    def is_ready(self, conductor: str) -> None:
+        self._missing.discard(conductor)
+        self._look()
+
+    def is_gone(self, conductor: str) -> None:
+        """Until its next incarnation is ready."""
+        if conductor.startswith(f"{SERVICE}."):
+            self._missing.add(conductor)
+            self._look()
+
+    async def wait(self) -> None:
+        """Returns when all of them are ready."""
+        await self._ready.wait()
+
+    def _look(self) -> None:
+        if self._missing:
+            self._ready.clear()
+        else:
+            self._ready.set()
+
+
+def with_ports(assignment: Assignment) -> Assignment:
+    """The assignment with a port for each service, which is filled in wherever its run names it. Raises OSError."""
+    services = assignment.run.conductors.services
+    if not services:
+        return assignment
+    ports = {name: section.fixed_port or free_port() for name, section in services.items()}
+    run = parse(service_ports.with_ports(assignment.run.raw(), ports.get), assignment.run.name)
+    return replace(assignment, run=run, ports=ports)
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody uses now, and the system gives to nobody. Raises OSError."""
+    highest = _first_ephemeral()
+    for _ in range(highest - LOWEST):
+        port = LOWEST + next(_numbers) % (highest - LOWEST)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
+    raise OSError(errno.EADDRINUSE, f"no port from {LOWEST} to {highest} is free for a service")
+
+
+def _first_ephemeral() -> int:
+    """Above it the system chooses ports for connections."""
+    try:
+        first = int(_EPHEMERAL.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        first = 0
+    return first if first > LOWEST + 100 else 32_768
