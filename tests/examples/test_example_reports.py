@@ -1,8 +1,6 @@
 """The report and the live page of each example, in a real Chromium; those with torch are looked at where they are played."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -11,7 +9,7 @@ from tests.support.pages.example_runs import examples_path
 from tests.support.pages.report_documents import HOSTILE
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
-PLAYED_ELSEWHERE = {"ppo", "stable_baselines3", "text_game"}
+PLAYED_ELSEWHERE = {"ppo", "stable_baselines3"}
 RUN = """\
 name: hostile
 conductors:
@@ -59,25 +57,11 @@ def fit():
 """
 
 
-def played_alone(governor, folder):
-    """The example whose model and game are servers; returns the run and the options of a daemon that has it."""
-    program = [sys.executable, str(examples_path("text_game") / "play.py"), "-q", "--state-dir", "state"]
-    subprocess.run(program, cwd=folder, env=governor.environ, check=True, timeout=120, capture_output=True)
-    [run] = (folder / "state" / "runs").iterdir()
-    return run.name, ("--state-dir", "state")
-
-
 @pytest.mark.parametrize(
     "example", sorted({path.parent.name for path in examples_path("").glob("*/run.yaml")} - PLAYED_ELSEWHERE)
 )
 def test_report_and_live_page_of_an_example(example, playwright, play_and_look):
     assert play_and_look(example)["outcome"] == "finished"
-
-
-def test_report_and_live_page_of_the_example_that_plays_alone(governor, playwright, folder):
-    uid, options = played_alone(governor, folder)
-    with served(governor, *options):
-        look_at_both(uid, governor, playwright, folder)
 
 
 def test_what_user_code_says_stays_text_on_both_pages(governor, playwright, folder):

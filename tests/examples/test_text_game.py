@@ -31,7 +31,7 @@ def _bytes(path):
 
 @pytest.mark.system
 def test_the_model_wins_every_game(environ, tmp_path):
-    program = [sys.executable, str(EXAMPLE / "play.py"), "--json"]
+    program = [sys.executable, "-m", "governor", "run", str(EXAMPLE / "run.yaml"), "--json"]
     done = subprocess.run(
         program, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
