@@ -85,6 +85,11 @@ class ConductorStates:
         return tuple(conductor for conductor in self.all if conductor.standing != "ready")
 
     @property
+    def missing_services(self) -> tuple[str, ...]:
+        """Services that are not ready: nothing of a phase begins without them."""
+        return tuple(each.name for each in self.not_ready if each.kind == "service")
+
+    @property
     def alive(self) -> tuple[ConductorState, ...]:
         """Conductors that may have a process."""
         return tuple(conductor for conductor in self.all if conductor.standing in ("starting", "ready"))

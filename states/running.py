@@ -1,7 +1,7 @@
 """Running: the phases in order. Handles exits within the run's restarts, aborts, limits and stops.
 
 A part of a phase begins as soon as its conductor is ready, and begins again when that conductor was restarted: work
-that had ended is on record and is not repeated.
+that had ended is on record and is not repeated. While a service is away no part begins, and nothing further of the others.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from states.conductors import ConductorState
     from states.events import (
+        ConductorExited,
         ConductorReady,
         ContinueRequested,
         Event,
@@ -76,6 +77,7 @@ class Running(AtWork):
         phase = self.plan.phases[self.phase]
         conductors = dict.fromkeys(phase.conductor_of(part) for part in sorted(self.open))
         missing = [name for name in conductors if not self.conductors.is_ready(name)]
+        missing += self.conductors.missing_services
         if missing:
             return f"conductor {', '.join(missing)} to be ready again"
         if self.paused and "simulation" in self.open:
@@ -115,11 +117,30 @@ def ready(state: Running, event: ConductorReady) -> Answer:
     if state.conductors.is_ready(event.conductor):
         return Dropped(state, "it was ready before")
     again = replace(state, conductors=state.conductors.ready(event.conductor))
+    if state.conductors[event.conductor].kind == "service":
+        return _go_on_with_services(again, event)
     phase = state.plan.phases[state.phase]
     parts = [part for part in sorted(state.open) if phase.conductor_of(part) == event.conductor]
     if "simulation" in parts:
         again = replace(again, paused="")
     return _begin_open(again, parts, event)
+
+
+def exited(state: Running, event: ConductorExited) -> Answer:
+    answer = at_work.exited(state, event)
+    if not isinstance(answer, Step) or not isinstance(answer.state, Running):
+        return answer
+    is_first = state.conductors[event.conductor].kind == "service" and not state.conductors.missing_services
+    paused = _pause_parts(answer.state, paused=True) if is_first and state.pause is None else ()
+    return Step(answer.state, (*answer.effects, *paused))
+
+
+def _go_on_with_services(state: Running, event: ConductorReady) -> Answer:
+    """A service is ready again."""
+    if state.conductors.missing_services or state.pause is not None:
+        return Step(state)
+    step = _begin_open(replace(state, unbegun=frozenset()), sorted(state.unbegun), event)
+    return Step(step.state, (*_pause_parts(state, paused=False), *step.effects), cause=step.cause)
 
 
 def _begin_open(state: Running, parts: Sequence[Part], event: Event) -> Step:
@@ -221,8 +242,10 @@ def go_on(state: Running, event: ContinueRequested) -> Answer:
         return Rejected(state, at_work.NOT_PAUSED)
     then, clock = at_work.without_pause(replace(state, paused="", unbegun=frozenset()), at=event.at)
     answer = _begin_open(then, sorted(state.unbegun), event)
-    effects = (*clock, *_pause_parts(state, paused=False), *answer.effects)
-    return Step(answer.state, effects, cause=answer.cause)
+    resumed = (
+        () if state.conductors.missing_services else _pause_parts(replace(state, paused=""), paused=False)
+    )
+    return Step(answer.state, (*clock, *resumed, *answer.effects), cause=answer.cause)
 
 
 def flow_requested(state: Running, event: FlowRequested) -> Answer:
@@ -288,8 +311,10 @@ def _stop_tasks(state: Running) -> tuple[StopPart, ...]:
 
 
 def _begin(state: Running, parts: Iterable[Part]) -> tuple[Running, tuple[StartPart, ...]]:
-    """Those whose conductor is ready: the others begin when it is. A pause keeps them all from beginning."""
-    if state.pause is not None:
+    """Those whose conductor is ready: the others begin when it is. A pause keeps them all from beginning, and so does a service that
+    is away.
+    """
+    if state.pause is not None or state.conductors.missing_services:
         return replace(state, unbegun=state.unbegun | {*parts}), ()
     ready = [(part, state.ready_conductor_of(part)) for part in sorted(parts)]
     return state, tuple(
@@ -300,8 +325,11 @@ def _begin(state: Running, parts: Iterable[Part]) -> tuple[Running, tuple[StartP
 
 
 def _pause_parts(state: Running, *, paused: bool) -> tuple[PausePart, ...]:
-    """Of the parts that have begun."""
-    begun = [(part, state.ready_conductor_of(part)) for part in sorted(state.open - state.unbegun)]
+    """Of the parts that have begun. Episodes that a condition has paused stay so."""
+    parts = state.open - state.unbegun
+    if state.paused and not paused:
+        parts -= {"simulation"}
+    begun = [(part, state.ready_conductor_of(part)) for part in sorted(parts)]
     return tuple(
         PausePart(
             phase=state.phase,

@@ -88,6 +88,7 @@ TABLE: Final[Mapping[type[State], Mapping[type[Event], Rule]]] = {
     Running: {
         **_AT_WORK,
         events.ConductorReady: Rule(running.ready, (Finalizing,), "last phase ended"),
+        events.ConductorExited: Rule(running.exited, (Finalizing,), "failure without restarts left"),
         events.DeadlinePassed: Rule(at_work.deadline, (Finalizing,), "limit"),
         events.PartEnded: Rule(running.part_ended, (Finalizing,), "last phase ended"),
         events.RunStalled: Rule(running.stalled, (Finalizing,), "no progress"),

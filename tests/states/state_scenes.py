@@ -13,6 +13,7 @@ from states.plan import ConductorPlan, Deadlines, PhasePlan, RunPlan
 
 LAKE, SIMULATION, TASKS = "environment.lake", "simulation", "tasks"
 NAMES = (LAKE, SIMULATION, TASKS)
+MODEL, DATA = "service.model", "service.data"
 TRAIN = PhasePlan(name="train", parts=frozenset({"simulation"}))
 BOTH = PhasePlan(name="both", parts=frozenset({"simulation", "tasks"}))
 ANALYSE = PhasePlan(name="analyse", parts=frozenset({"tasks"}), on_failure="continue")
@@ -61,7 +62,7 @@ def passed(name, conductor="", incarnation=0, *, at=0.0, run="r1"):
 
 
 def started(conductor, incarnation=1, *, pid=None, at=0.0, run="r1"):
-    pid = pid or 100 * incarnation + NAMES.index(conductor)
+    pid = pid or 100 * incarnation + (*NAMES, MODEL, DATA).index(conductor)
     return e.ConductorStarted(
         run=run, at=at, conductor=conductor, incarnation=incarnation, pid=pid, ticks=1, boot="b"
     )
