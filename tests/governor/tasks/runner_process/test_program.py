@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -193,6 +194,7 @@ def test_one_that_ignores_sigterm_is_killed_within_the_grace(run, tmp_path, monk
     line = "trap '' TERM; echo $$ > ../pid; echo begun > ../fifo; sleep 1000 & wait; wait"
     with cancelled_by(tmp_path / "fifo", monkeypatch), pytest.raises(ProgramFailed):
         run(line, grace=0.2)
+    assert time.time() - (tmp_path / "pid").stat().st_mtime < 3
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
