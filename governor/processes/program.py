@@ -26,8 +26,8 @@ from governor.processes import kill_tree
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-KEPT_BYTES: Final = 64 << 10
-"""Of the end of each stream."""
+KEPT_BYTES: Final = 1 << 20
+"""Of the end of each stream, at least."""
 LAST_SECONDS: Final = 1.0
 """For the last output to be read, once all of its processes are gone."""
 SHELL_SIGNAL: Final = 128
@@ -39,7 +39,9 @@ _ROOT: Final = str(Path(__file__).parents[2])
 
 
 class Program:
-    """Runs from its construction on. `on_line` is called with each line of its streams, in their threads. Raises ProcessError."""
+    """Runs from its construction on. `on_line` is called with each line of its streams, in their threads, and with what
+    is there of a line that is not over. Raises ProcessError.
+    """
 
     def __init__(
         self,
@@ -128,12 +130,13 @@ class Stream(threading.Thread):
         with self._pipe as pipe:
             while data := os.read(pipe.fileno(), _PORTION):
                 self._kept += data
-                del self._kept[:-KEPT_BYTES]
+                if len(self._kept) > 2 * KEPT_BYTES:
+                    del self._kept[:-KEPT_BYTES]
                 self._hand_on(data)
                 if self._on_line is not None:
                     *lines, self._line = (self._line + data).split(b"\n")
                     self._line = self._line[-KEPT_BYTES:]
-                    for line in lines:
+                    for line in (*lines, self._line):
                         self._on_line(line.decode("utf-8", "backslashreplace"))
 
     def _hand_on(self, data: bytes) -> None:
@@ -211,8 +214,13 @@ def reason_of_exit(code: int, said: str) -> str:
 
 def last_line(text: str) -> str:
     """The last line that is not blank; of one that is redrawn its last state."""
-    lines = [line.rstrip("\r").rpartition("\r")[2].strip() for line in text.split("\n")]
-    return next((line for line in reversed(lines) if line), "")
+    end = len(text)
+    while end > 0:
+        start = text.rfind("\n", 0, end) + 1
+        if line := text[start:end].rstrip("\r").rpartition("\r")[2].strip():
+            return line
+        end = start - 1
+    return ""
 
 
 def _signal_name(number: int) -> str:

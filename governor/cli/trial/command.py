@@ -80,7 +80,7 @@ def command(
     """Run one task, or play one episode, of the run FILE here in the terminal: with prints, breakpoints and full tracebacks."""
     from governor import logs  # noqa: PLC0415  # not for --help
     from governor.cli.trial import choice  # noqa: PLC0415  # as above
-    from governor.processes import user_folder  # noqa: PLC0415  # as above
+    from governor.processes import prctl, user_folder  # noqa: PLC0415  # as above
     from governor.run_file import check_language_models, load  # noqa: PLC0415  # as above
 
     if os.environ.get("PYTHONBREAKPOINT", "").startswith("ray."):
@@ -104,6 +104,7 @@ def command(
     output.take()
     logs.configure(log_format="console", level="info")
     failure.end_by_signals()
+    prctl.adopt_orphans()  # what a program leaves behind ends with it
     user_folder.enter(home)
     with (
         contextlib.ExitStack() as stack

@@ -192,7 +192,7 @@ def _metrics(returned: Any) -> dict[str, float]:
     if not isinstance(returned, TaskResult):
         return _checked(returned) if type(returned) is dict and _are_metrics(returned) else {}
     metrics = _checked(returned.metrics)
-    if not _fit_inline(metrics):
+    if not fit_inline(metrics):
         raise Unserialisable(
             f"{len(metrics)} metrics take more than {INLINE_BYTES} bytes: return large data as the value"
         )
@@ -201,10 +201,10 @@ def _metrics(returned: Any) -> dict[str, float]:
 
 def _are_metrics(found: Mapping[Any, Any]) -> bool:
     named = all(type(name) is str and has_utf8(name) and _is_number(item) for name, item in found.items())
-    return named and _fit_inline(found)
+    return named and fit_inline(found)
 
 
-def _fit_inline(metrics: Mapping[str, Any]) -> bool:
+def fit_inline(metrics: Mapping[str, Any]) -> bool:
     """Whether they are small enough for a message, as names and floats of nine bytes."""
     return sum(len(name.encode()) + 9 for name in metrics) <= INLINE_BYTES
 

@@ -24,6 +24,7 @@ from governor.failures import Reason, shortened, utf8
 from governor.processes import program
 from governor.processes.program import Leftovers, Program
 from governor.tasks.api import TaskCancelled, TaskContext, TaskResult
+from governor.tasks.protocol import values
 from governor.units import placeholders
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ KNOWN: Final = (
     "python",
 )
 """The placeholders that are no names of `args`."""
+LARGEST: Final = 10**300
+"""Whole numbers from here on are no metrics."""
 TERMINATE_SHARE: Final = 0.8
 """Of the grace period, until SIGKILL: then the runner itself is not killed."""
 
@@ -163,7 +166,7 @@ def _value(attempt: _Attempt, before: object, last: str) -> TaskResult:
         return _of_file(attempt.given)
     try:
         return _result(json.loads(last))
-    except ValueError:
+    except (ValueError, RecursionError):
         return TaskResult()
 
 
@@ -172,15 +175,19 @@ def _of_file(path: Path) -> TaskResult:
         return _result(json.loads(path.read_bytes()))
     except OSError as error:
         raise ProgramFailed(f"its result {path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProgramFailed(f"its result {path} is no JSON: {error}") from None
 
 
 def _result(value: Any) -> TaskResult:
-    metrics = value if isinstance(value, dict) else {}
-    return TaskResult(
-        value, {name: float(number) for name, number in metrics.items() if type(number) in (int, float)}
-    )
+    """Its metrics are the numbers of a mapping, unless they are too many for a message."""
+    given = value if isinstance(value, dict) else {}
+    metrics = {
+        name: float(number)
+        for name, number in given.items()
+        if type(number) is float or (type(number) is int and abs(number) < LARGEST)
+    }
+    return TaskResult(value, metrics if values.fit_inline(metrics) else {})
 
 
 def _stamp(path: Path | None) -> object:

@@ -1,9 +1,12 @@
 """`governor check` and `governor try` with programs and services, as a person starts them."""
 
+import json
 import subprocess
 import sys
 
 import pytest
+
+from tests.support.living import lives
 
 RUN = """\
 name: programs
@@ -49,6 +52,16 @@ def test_a_program_runs_in_the_terminal(governor):
     out, err = governor("try", "run.yaml", "--task", "first")
     assert out == "said\n5\n5\n"
     assert "task first returned" in err
+
+
+def test_what_it_leaves_behind_is_dead_then(governor):
+    line = "setsid sh -c 'echo $$ > pid; sleep 1000; :' > /dev/null & while [ ! -s pid ]; do :; done"
+    tasks = [{"id": "leaves", "command": ["sh", "-c", line]}]
+    (governor.folder / "leaves.yaml").write_text(
+        json.dumps({"name": "l", "phases": [{"name": "p", "tasks": tasks}]})
+    )
+    governor("try", "leaves.yaml", "--task", "leaves")
+    assert not lives(int((governor.folder / "pid").read_text()))
 
 
 def test_one_that_fails_tells_its_exit_code(governor):

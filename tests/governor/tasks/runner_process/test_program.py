@@ -92,6 +92,15 @@ def test_its_value_is_its_result_or_its_last_line(run, line, value, metrics):
     assert (found.value, found.metrics) == (value, metrics)
 
 
+def test_numbers_that_are_too_many_or_too_large_are_no_metrics(run):
+    many = run(
+        ["{python}", "-c", "import json; print(json.dumps({'metric %d' % n: n for n in range(9000)}))"]
+    )
+    assert (len(many.value), many.metrics) == (9000, {})
+    assert run('echo \'{"a": 1' + "0" * 400 + ', "b": 2}\'').metrics == {"b": 2.0}
+    assert run("echo " + "[" * 5000).value is None
+
+
 def test_a_result_file_must_be_written_by_this_attempt(run, tmp_path):
     old = tmp_path / "home" / "metrics.json"
     old.write_text('{"old": 1}')
