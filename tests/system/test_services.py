@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 
 import pytest
 
+from governor.processes.readiness import readable
 from tests.support.living import gone, lives
 
 pytestmark = pytest.mark.system
@@ -102,6 +104,15 @@ def servers(folder):
     return [[int(pid) for pid in line.split()] for line in lines]
 
 
+async def asked(tree, uid, number):
+    """Returns when an episode has had its reward of this server."""
+    async with asyncio.timeout(40), contextlib.aclosing(tree.executor.watch(uid)) as events:
+        async for event in events:
+            if event.kind == "episode.ended" and event.data["episode"]["value"] == number:
+                return
+    raise AssertionError(f"the run ended before server {number} was asked")
+
+
 async def test_each_kind_of_readiness_comes_before_all_else_and_runs_do_not_share_a_port(instance, folder):
     async with instance.serve("--slots", "3") as tree:
         uids = [await tree.executor.submit(run_of(ready=ready), folder=folder) for ready in READY]
@@ -134,22 +145,23 @@ async def test_status_and_log_show_a_service_and_an_abort_ends_it(instance, fold
 async def test_a_service_that_dies_is_replaced_within_the_budget_and_then_the_run_fails(instance, folder):
     async with instance.serve() as tree:
         # the environment finds no server meanwhile
-        wanted = run_of(restarts=1, episodes=1_000_000, on_failure="continue")
+        wanted = run_of(restarts=2, episodes=1_000_000, on_failure="continue")
         uid = await tree.executor.submit(wanted, folder=folder)
-        await tree.until(uid, "episode.ended")
-        [[first, child]] = servers(folder)
-        os.kill(first, signal.SIGKILL)
-        await tree.until(uid, "conductor.ready", conductor="service.model", incarnation=2)
-        assert not lives(child)
-        _, second = servers(folder)
-        os.kill(second[0], signal.SIGSEGV)
+        for number in (1, 2):
+            await asked(tree, uid, number)
+            pid, child = servers(folder)[-1]
+            os.kill(pid, signal.SIGKILL)
+            await tree.until(uid, "conductor.ready", conductor="service.model", incarnation=number + 1)
+            assert not lives(child)
+        await asked(tree, uid, 3)
+        os.kill(servers(folder)[-1][0], signal.SIGSEGV)
         events, result = await tree.end(uid)
         reason = "conductor service.model exited with code 1: its program ended: killed by SIGSEGV"
         assert result.outcome == "failed"
-        assert result.reason == f"{reason} (the budget of 1 conductor restarts is used up)"
+        assert result.reason == f"{reason} (the budget of 2 conductor restarts is used up)"
         failed = [e.data["reason"] for e in events if e.kind == "conductor.failed"]
-        assert failed[0] == "its program ended: killed by SIGKILL"
-        assert not any(map(lives, second))
+        assert failed[:2] == 2 * ["its program ended: killed by SIGKILL"]
+        assert not any(lives(pid) for pair in servers(folder) for pid in pair)
 
 
 async def test_one_that_is_never_ready_ends_the_run_at_its_start_deadline(instance, folder):
@@ -170,17 +182,21 @@ async def test_one_that_does_not_start_says_why(instance, folder):
 
 
 async def test_an_abort_while_it_starts_leaves_nothing(instance, folder):
+    os.mkfifo(folder / "begun")
+    begun = os.open(folder / "begun", os.O_RDWR | os.O_NONBLOCK)
+    command = ["sh", "-c", "echo $$ > begun; exec python3 server.py {port}"]
     async with instance.serve() as tree:
-        uid = await tree.executor.submit(run_of(ready={"line": "never"}), folder=folder)
-        await tree.until(uid, "conductor.started", conductor="service.model")
+        uid = await tree.executor.submit(run_of(command=command, ready={"line": "never"}), folder=folder)
         async with asyncio.timeout(30):
-            while not servers(folder):
-                await tree.executor.status(uid)
+            await readable(begun)
+        pid = int(os.read(begun, 64))
+        assert lives(pid)
         await tree.executor.abort(uid)
         _, result = await tree.end(uid)
         assert result.outcome == "aborted"
-        [pids] = servers(folder)
-        assert not any(map(lives, pids))
+        assert not lives(pid)
+        assert not any(lives(pid) for pair in servers(folder) for pid in pair)
+    os.close(begun)
 
 
 @pytest.mark.long
