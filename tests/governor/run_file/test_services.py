@@ -1,5 +1,7 @@
 """What a run file says of services, and where it may name their ports."""
 
+import copy
+
 import pytest
 
 from governor.run_file import check, check_programs, service_ports
@@ -119,3 +121,13 @@ def test_its_program_is_looked_for(tmp_path):
     found = [*check_programs.missing(GOOD, tmp_path, here=False)]
     places = {spell(path) for path, _ in found}
     assert places == {f"conductors.services.{name}.command[1]" for name in ("model", "fixed")}
+
+
+def test_data_that_contain_themselves_or_are_nested_deeply_are_no_trouble():
+    deep: object = "{services.model.port}"
+    for _ in range(5000):
+        deep = [deep]
+    data = copy.deepcopy(GOOD)
+    data["phases"] += [data, deep]
+    assert faults_in(data)
+    assert len([*service_ports.used(deep)]) == 1
