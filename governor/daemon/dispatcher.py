@@ -10,6 +10,7 @@ from governor import logs
 from governor.daemon.damage import UNREADABLE, damage_in
 from governor.errors import TryAgain
 from governor.runs.assignment import Assignment
+from governor.runs.services import with_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -90,6 +91,6 @@ def _read(journal: Journal, waiting: Waiting) -> Assignment | str:
     if row is None or row.damage:
         return "runs: its row is gone" if row is None else row.damage
     try:
-        return Assignment.of(row, waiting)
+        return with_ports(Assignment.of(row, waiting))
     except UNREADABLE as error:
         return damage_in(error)

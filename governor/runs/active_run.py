@@ -32,7 +32,7 @@ from governor.runs.record.usage import UsageRecorder
 from governor.runs.report_handler import ReportHandler
 from governor.runs.resource_usage import ConductorUsage, Meter
 from governor.runs.run_log import RunLog
-from governor.runs.services import Services, with_ports
+from governor.runs.services import Services
 from transport.worker import Worker
 
 if TYPE_CHECKING:
@@ -106,7 +106,6 @@ class ActiveRun:
 
     def __init__(self, assignment: Assignment, *, context: RunContext, governor: RunGovernor) -> None:
         self.uid = assignment.uid
-        assignment = with_ports(assignment)
         self.assignment = assignment
         self.services = Services(assignment)
         self.context = context

@@ -1,14 +1,14 @@
 """The services of one run: their ports, and whether all of them are ready.
 
 Rules:
-1. A port is chosen when the run is assigned, and stays for as long as it is in work: others have been told.
+1. A port is chosen when the run leaves the queue, and stays for as long as it is in work: others have been told.
 2. Other conductors start when all services are ready: what they build may need them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
+import contextlib
 import secrets
 import socket
 from dataclasses import replace
@@ -59,7 +59,9 @@ class Services:
 
 
 def with_ports(assignment: Assignment) -> Assignment:
-    """The assignment with a port for each service, which is filled in wherever its run names it. Raises OSError."""
+    """The assignment with a port for each service, which is filled in wherever its run names it. Blocks for as long as
+    its run file takes to read.
+    """
     services = assignment.run.conductors.services
     if not services:
         return assignment
@@ -69,17 +71,21 @@ def with_ports(assignment: Assignment) -> Assignment:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody uses now, and the system gives to nobody. Raises OSError."""
+    """A port of the loopback interface that nobody uses now, and that the system gives to nobody, if there is one."""
     highest = _first_ephemeral()
     for _ in range(highest - LOWEST):
         port = LOWEST + next(_numbers) % (highest - LOWEST)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return port
-    raise OSError(errno.EADDRINUSE, f"no port from {LOWEST} to {highest} is free for a service")
+        with contextlib.suppress(OSError):
+            return _bound(port)
+    return _bound(0)
+
+
+def _bound(port: int) -> int:
+    """Raises OSError where it is in use; 0: one that the system chooses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", port))
+        number: int = probe.getsockname()[1]
+    return number
 
 
 def _first_ephemeral() -> int:

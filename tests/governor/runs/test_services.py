@@ -50,8 +50,7 @@ def test_a_port_that_is_taken_is_not_chosen(monkeypatch):
         monkeypatch.setattr(services, "_numbers", itertools.count(0))
         monkeypatch.setattr(services, "LOWEST", port)
         monkeypatch.setattr(services, "_first_ephemeral", lambda: port + 1)
-        with pytest.raises(OSError, match=r"no port from .* is free for a service"):
-            free_port()
+        assert free_port() not in (0, port), "one that the system chooses"
 
 
 async def test_others_wait_until_all_are_ready_and_again_after_a_death():
