@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from governor.errors import AlreadyEnded, TryAgain
+from governor.errors import AlreadyEnded, TryAgain, UsageError
 from governor.executor import Executor
 from tests.faults.instance import signal_all
 
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
     from governor.messages import RunStatus
     from tests.faults.instance import Instance
 
-VERBS: Final = ("pause", "pause", "hard pause", "continue", "continue", "kill")
+VERBS: Final = (
+    *("pause", "pause", "hard pause", "continue", "continue", "kill"),
+    *("requeue", "drain", "undrain"),
+)
 LONGEST: Final = 8
 """Verbs of a sequence, and its end."""
 AGREES_SECONDS: Final = 20.0
@@ -37,7 +41,7 @@ class Steered:
 
 async def steer(instance: Instance, uid: str, *, seed: int, revive: Callable[[], Awaitable[None]]) -> Steered:
     """At its end the run goes on. `revive` returns when the next daemon is there."""
-    done, chance, paused = Steered(), random.Random(seed), False  # not for secrets
+    done, chance, paused, drained = Steered(), random.Random(seed), False, False  # not for secrets
     verbs = [chance.choice(VERBS) for _ in range(chance.randint(2, LONGEST))]
     try:
         for verb in verbs:
@@ -45,17 +49,47 @@ async def steer(instance: Instance, uid: str, *, seed: int, revive: Callable[[],
                 signal_all(await instance.victims("daemon", uid), signal.SIGKILL)
                 done.kills += 1
                 await revive()
+            elif verb == "requeue":
+                await _requeue(instance, uid, chance)
+            elif verb in {"drain", "undrain"}:
+                drained = await _drain(instance, verb, done, drained=drained)
             else:
                 paused = await _command(instance, uid, verb, done, paused=paused)
             done.verbs.append(verb)
             done.found += await _differs(instance, uid, paused=paused, after=", ".join(done.verbs))
             await asyncio.sleep(chance.random() * 0.5)  # verbs come at any moment
+        if drained:
+            drained = await _drain(instance, "undrain", done, drained=True)
         if paused:
             await _command(instance, uid, "continue", done, paused=True)
     except AlreadyEnded:
         if paused:
             done.found.append(f"it ended in a pause, after {', '.join(done.verbs)}")
+    finally:
+        if drained:
+            await _drain(instance, "undrain", done, drained=True)
     return done
+
+
+async def _drain(instance: Instance, verb: str, done: Steered, *, drained: bool) -> bool:
+    """Whether the daemon is drained now. Sent twice: the second time it changes nothing."""
+    async with Executor(instance.endpoint, patience=AGREES_SECONDS) as executor:
+        state = (await executor.status()).state
+        if state != ("drained" if drained else "serving"):
+            done.found.append(f"{verb} after {', '.join(done.verbs) or 'nothing'}: the daemon is {state}")
+        for expected in (drained == (verb == "undrain"), False):
+            changed = (await (executor.drain("steered") if verb == "drain" else executor.undrain())).changed
+            if changed != expected:
+                done.found.append(f"{verb} after {', '.join(done.verbs) or 'nothing'}: changed is {changed}")
+    return verb == "drain"
+
+
+async def _requeue(instance: Instance, uid: str, chance: random.Random) -> None:
+    """An episode that is at work, perhaps."""
+    async with Executor(instance.endpoint, patience=AGREES_SECONDS) as executor:
+        [run] = (await executor.status(uid)).runs
+        with suppress(TryAgain, UsageError):  # it is not at work, or its phase has no episodes
+            await executor.requeue(uid, episode=run.episodes_ended + chance.randrange(3), reason="steered")
 
 
 async def _command(instance: Instance, uid: str, verb: str, done: Steered, *, paused: bool) -> bool:

@@ -133,7 +133,7 @@ def test_an_option_that_makes_no_sense_is_refused(option, why):
                 (
                     "matrix.trian.simulate.episodes",
                     15,
-                    "'trian' is neither a key of the run file, nor of environments, of agents, nor a phase; did you mean 'train'?",
+                    "'trian' is neither a key of the run file, nor of environments, of agents, of services, nor a phase; did you mean 'train'?",
                 )
             ],
         ),
@@ -179,7 +179,7 @@ def test_an_option_that_makes_no_sense_is_refused(option, why):
                 (
                     "matrix.exclude[0].sed",
                     16,
-                    "'sed' is neither a key of the run file, nor of environments, of agents, nor a phase; did you mean 'seed'?",
+                    "'sed' is neither a key of the run file, nor of environments, of agents, of services, nor a phase; did you mean 'seed'?",
                 )
             ],
         ),
