@@ -63,12 +63,20 @@ async def steer(instance: Instance, uid: str, *, seed: int, revive: Callable[[],
         if paused:
             await _command(instance, uid, "continue", done, paused=True)
     except AlreadyEnded:
-        if paused:
-            done.found.append(f"it ended in a pause, after {', '.join(done.verbs)}")
+        if paused and await _began_in_the_pause(instance, uid):
+            done.found.append(f"a phase began in a pause, after {', '.join(done.verbs)}")
     finally:
         if drained:
             await _drain(instance, "undrain", done, drained=True)
     return done
+
+
+async def _began_in_the_pause(instance: Instance, uid: str) -> bool:
+    """Of a run that has ended in a pause: what was at work then may have been all that was left of it."""
+    async with Executor(instance.endpoint, patience=AGREES_SECONDS) as executor:
+        kinds = ("run.pause_requested", "phase.started")
+        last = [event.kind async for event in executor.watch(uid, follow=False, kinds=kinds)][-1]
+    return last == "phase.started"
 
 
 async def _drain(instance: Instance, verb: str, done: Steered, *, drained: bool) -> bool:
