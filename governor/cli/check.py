@@ -40,7 +40,8 @@ def checked(file: Path, *, here: bool = True, options: Options | None = None) ->
             check_language_models.missing_keys(examined.document.data, os.environ)
         )
     data, folder = examined.document.data, examined.folder
-    found = [*missing(data, folder, here=here), *entry_check.faults(asked, folder=folder)]
+    found = [*missing(data, folder, here=here, cells=[cell.data for cell in examined.cells])]
+    found += entry_check.faults(asked, folder=folder)
     examined = examined.with_faults(cells.in_file(examined.cells, found))
     examined.run()
     return examined

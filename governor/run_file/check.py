@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from governor.messages import TaskSpec
-from governor.run_file import check_language_models, check_programs, check_rules, check_sb3, service_ports
+from governor.run_file import check_language_models, check_programs, check_rules, check_sb3, services
 from governor.run_file.model import Run
 from governor.run_file.phase_inheritance import PhaseInheritance
 from governor.run_file.phase_model import Phase
@@ -49,9 +49,9 @@ def examine(data: object) -> tuple[Run | None, list[tuple[Path, str]]]:
 
 
 def _references(data: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
-    yield from service_ports.faults(data)
+    yield from services.faults(data)
     yield from check_programs.faults(data)
-    data = service_ports.with_ports(data, lambda _: 1)  # addresses are looked at below
+    data = services.with_ports(data, lambda _: 1)  # addresses are looked at below
     conductors = mapping(data.get("conductors"))
     environments, agents = (mapping(conductors.get(kind)) for kind in ("environments", "agents"))
     for agent in agents:

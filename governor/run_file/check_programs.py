@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from governor.errors import ProcessError
 from governor.processes import program
 from governor.run_file.plain_data import items, mapping
-from governor.run_file.service_ports import PREFIX
+from governor.run_file.services import PREFIX
 from governor.tasks.runner_process.program import KNOWN
 from governor.units import placeholders
 from governor.units.sections import suggestion
@@ -49,7 +49,7 @@ def _sections(data: object) -> Iterator[_Section]:
 
 
 def faults(data: object) -> Iterator[tuple[Place, str]]:
-    """Of the placeholders of a run given as plain data; those of services are checked by `service_ports`."""
+    """Of the placeholders of a run given as plain data; those of services are checked by `services`."""
     for place, section, known in _sections(data):
         if section.get("command") is None:
             continue
@@ -88,11 +88,21 @@ def _texts(section: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
         yield ("ready", "http"), ready["http"]
 
 
-def missing(data: object, folder: Path, *, here: bool) -> Iterator[tuple[Place, str]]:
-    """What the programs of a run, given as plain data, need and is not there. `here`: they run with this process' PATH."""
-    for place, section, _ in _sections(data):
+def missing(
+    data: object, folder: Path, *, here: bool, cells: Iterable[object] = ()
+) -> Iterator[tuple[Place, str]]:
+    """What the programs of a run, given as plain data, need and is not there. `here`: they run with this process' PATH. Of `cells`, the
+    runs of its matrix, what differs; such a place begins with the number of the cell.
+    """
+    base = {place: section for place, section, _ in _sections(data)}
+    for place, section in base.items():
         for key, message in _missing(section, folder, here=here):
             yield (*place, *key), message
+    for number, cell in enumerate(cells):
+        for place, section, _ in _sections(cell):
+            if section != base.get(place):
+                for key, message in _missing(section, folder, here=here):
+                    yield (number, *place, *key), message
 
 
 def _missing(task: Mapping[str, Any], folder: Path, *, here: bool) -> Iterator[tuple[Place, str]]:

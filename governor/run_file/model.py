@@ -17,7 +17,7 @@ from governor.messages.commands import AnyVector, AnyWrapper, Vector
 from governor.run_file import phase_inheritance
 from governor.run_file.matrix import Matrix
 from governor.run_file.phase_model import Phase
-from governor.run_file.service_model import ServiceSection
+from governor.run_file.services import ServiceSection
 from governor.units.fields import (
     Duration,
     Entry,

@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from governor.run_file import service_ports
+from governor.run_file import services as declared
 from governor.run_file.load import parse
 from governor.run_file.model import SERVICE
 
@@ -66,7 +66,7 @@ def with_ports(assignment: Assignment) -> Assignment:
     if not services:
         return assignment
     ports = {name: section.fixed_port or free_port() for name, section in services.items()}
-    run = parse(service_ports.with_ports(assignment.run.raw(), ports.get), assignment.run.name)
+    run = parse(declared.with_ports(assignment.run.raw(), ports.get), assignment.run.name)
     return replace(assignment, run=run, ports=ports)
 
 

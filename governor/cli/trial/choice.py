@@ -10,7 +10,7 @@ import msgspec
 from governor.episodes.rules import evaluation
 from governor.episodes.text.entries import is_language_model
 from governor.errors import UsageError
-from governor.run_file import service_ports
+from governor.run_file import services as declared
 from governor.run_file.load import parse
 from governor.runs.assignment import Assignment
 from governor.units.sections import suggestion
@@ -112,11 +112,11 @@ def with_ports(run: Run) -> Run:
     """The run with the ports that it names itself: a service that a person has started may be there."""
     services = run.conductors.services
     ports = {name: section.fixed_port for name, section in services.items()}
-    return parse(service_ports.with_ports(run.raw(), ports.get), run.name) if services else run
+    return parse(declared.with_ports(run.raw(), ports.get), run.name) if services else run
 
 
 def _require_ports(data: object) -> None:
-    for _, name in service_ports.used(data):
+    for _, name in declared.used(data):
         service = name.split(".")[1]
         raise UsageError(
             f"no services are started here, and service {service!r} has no port of its own: start it yourself, and say where it is, "

@@ -123,3 +123,13 @@ def test_the_path_of_another_machine_is_not_looked_at(folder):
     tasks = [{"command": ["no-such-program"]}, {"command": ["./no-such-program"]}]
     [(path, _)] = check_programs.missing(run_of(*tasks), folder, here=False)
     assert spell(path) == "phases[0].tasks[1].command[0]"
+
+
+def test_of_the_runs_of_a_matrix_what_differs_is_looked_at(folder):
+    base = run_of({"command": ["no-such"]}, {"command": ["go"]})
+    cells = [run_of({"command": ["no-such"]}, {"command": [name]}) for name in ("go", "no-such-either")]
+    found = [path for path, _ in check_programs.missing(base, folder, here=True, cells=cells)]
+    assert found == [
+        ("phases", 0, "tasks", 0, "command", 0),
+        (1, "phases", 0, "tasks", 1, "command", 0),
+    ]

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from governor.run_file import check, check_programs, service_ports
+from governor.run_file import check, check_programs, services
 from governor.units.sections import spell
 from tests.support.run_files import faults_in
 
@@ -67,13 +67,13 @@ def test_a_run_with_services_is_good_and_they_are_its_first_conductors():
 
 
 def test_ports_are_filled_in_everywhere_and_other_placeholders_stay():
-    filled = service_ports.with_ports(GOOD, {"model": 20001, "fixed": 8000}.get)
+    filled = services.with_ports(GOOD, {"model": 20001, "fixed": 8000}.get)
     assert filled["conductors"]["environments"]["game"]["entry"] == "http://127.0.0.1:8000/game"
     tasks = filled["phases"][1]["tasks"]
     assert tasks[0]["args"] == {"ports": ["20001"]}
     assert tasks[1]["command"] == ["curl", "localhost:20001/{run_id}"]
     assert filled["conductors"]["services"]["model"]["command"][-1] == "{port}"
-    assert service_ports.with_ports("{services.model.port} {{services.model.port}}", lambda _: None) == (
+    assert services.with_ports("{services.model.port} {{services.model.port}}", lambda _: None) == (
         "{services.model.port} {{services.model.port}}"
     )
 
@@ -130,4 +130,4 @@ def test_data_that_contain_themselves_or_are_nested_deeply_are_no_trouble():
     data = copy.deepcopy(GOOD)
     data["phases"] += [data, deep]
     assert faults_in(data)
-    assert len([*service_ports.used(deep)]) == 1
+    assert len([*services.used(deep)]) == 1
