@@ -88,3 +88,13 @@ def test_a_kind_without_retries_is_not_tried_again():
     driver = Driver(task("a", retry={"infrastructure": 3}), slots=1)
     driver.do(driver.ready(0), 1.0, error="bad")
     assert (driver.records()["a", 0].outcome, driver.records()["a", 0].attempts) == ("failed", 1)
+
+
+def test_a_program_that_a_signal_has_killed_is_crashed_and_its_runner_goes_on():
+    driver = Driver(task("a", retry={"infrastructure": 1}), slots=1)
+    effects = driver.do(driver.ready(0), 1.0, error="killed by SIGSEGV", crashed=True)
+    assert [each.outcome for each in driver.of(AttemptEnded, effects)] == ["crashed"]
+    [sent] = driver.of(Dispatch, effects)
+    assert sent.runner == 0
+    driver.do(sent, 2.0, error="exit code 1")
+    assert (driver.records()["a", 0].outcome, driver.records()["a", 0].attempts) == ("failed", 2)
