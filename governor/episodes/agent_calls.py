@@ -11,7 +11,7 @@ Rules:
 from __future__ import annotations
 
 import inspect
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -34,6 +34,8 @@ OPTIONAL: Final = ("player", "worker", masks.NAME)
 """Parameters that `act` and `act_many` may have; `learn` the first two."""
 Acted: TypeAlias = "tuple[Any, Mapping[str, Any]]"
 """An action, copied in the dtype and shape of its space, and its extras."""
+ActedBatch: TypeAlias = "tuple[NDArray[Any], Sequence[Mapping[str, Any]] | None]"
+"""Actions, likewise, and the extras of each row; None for none in any."""
 
 
 class AgentCalls:
@@ -115,23 +117,36 @@ class AgentCalls:
             actions = actions.tolist()
         return self._copied(actions, extras)
 
-    def act_batch(
-        self, observations: NDArray[Any], workers: Sequence[int], *, explore: bool
-    ) -> tuple[NDArray[Any], Sequence[Mapping[str, Any]]]:
-        """As `act_many`, where actions are an array (rows, *shape of the space), of an agent that may lack it. Raises ValueError and what
-        the agent raises.
+    def act_batch_of(self, *, explore: bool) -> Callable[..., ActedBatch]:
+        """What asks for the actions of a batch of observations, given with the worker of each row, as an array (rows, *shape of the
+        space); also of an agent that lacks `act_many`. It raises ValueError and what the agent raises.
         """
         if not self.has_act_many:
-            acted = [
-                self.act_of(explore=explore, worker=worker)(observation)
-                for worker, observation in zip(workers, observations, strict=True)
-            ]
-            return np.array([action for action, _ in acted]), [extras for _, extras in acted]
-        actions, extras = self._ask_many(observations, workers, (), explore=explore)
-        conformed = self._conform_rows(actions)
-        if len(conformed) != len(workers):
-            raise ValueError(f"{len(conformed)} actions for {len(workers)} observations")
-        return conformed.copy(), extras  # an agent may write its next actions over the last ones
+            return partial(self._act_one_by_one, explore=explore)
+        act_many, takes_options = self.agent.act_many, bool(self._many_options)
+
+        def call(observations: NDArray[Any], workers: Sequence[int]) -> ActedBatch:
+            if takes_options:
+                actions, extras = self._ask_many(observations, workers, (), explore=explore)
+            else:
+                actions, extras = act_many(observations, explore=explore), None
+                if actions.__class__ is not np.ndarray:
+                    actions, extras = self._split_many(actions, len(workers))
+            conformed = self._conform_rows(actions)
+            if len(conformed) != len(workers):
+                raise ValueError(f"{len(conformed)} actions for {len(workers)} observations")
+            return conformed.copy(), extras  # an agent may write its next actions over the last ones
+
+        return call
+
+    def _act_one_by_one(
+        self, observations: NDArray[Any], workers: Sequence[int], *, explore: bool
+    ) -> ActedBatch:
+        acted = [
+            self.act_of(explore=explore, worker=worker)(observation)
+            for worker, observation in zip(workers, observations, strict=True)
+        ]
+        return np.array([action for action, _ in acted]), [extras for _, extras in acted]
 
     def _ask_many(
         self, observations: Any, workers: Sequence[int], of_rows: Sequence[Any], *, explore: bool

@@ -26,10 +26,10 @@ from governor.episodes.rules.seeds import agent_seed
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
-    from governor.episodes.agent_calls import Acted
+    from governor.episodes.agent_calls import Acted, ActedBatch
     from governor.episodes.context import Context
     from governor.episodes.learned import Learned
     from governor.episodes.records.reports import EpisodeReports
@@ -56,8 +56,8 @@ class Calls(NamedTuple):
     """The methods of the agent for one worker; None for a method that it lacks. Actions are copies in the dtype and shape of their
     space. `act` takes one observation and returns the action and its extras; it raises ValueError and what the agent raises.
     `act_many` takes the batch of several (`spaces.stack`) and the worker of each row, and returns one item for each row: as `act`, or
-    the exception of that row. Both take one more argument if the agent `is_masked`: the mask, or a sequence of masks. `act_batch` is that
-    of `AgentCalls`. `begin` and `end` take an episode; None if the agent does not want to know. `learns_in` is the method
+    the exception of that row. Both take one more argument if the agent `is_masked`: the mask, or a sequence of masks. `act_batch` is from
+    `AgentCalls.act_batch_of`. `begin` and `end` take an episode; None if the agent does not want to know. `learns_in` is the method
     that learns, for faults.
     """
 
@@ -68,7 +68,7 @@ class Calls(NamedTuple):
     begin: Callable[[Episode], Any] | None
     end: Callable[[Episode], Any] | None
     learns_in: str
-    act_batch: Callable[..., tuple[Any, Sequence[Mapping[str, Any]]]]
+    act_batch: Callable[..., ActedBatch]
 
 
 class LocalAgent:
@@ -169,9 +169,7 @@ class LocalAgent:
         act_many: Callable[..., list[Acted | BaseException]] | None = None
         if made.has_act_many:
             act_many = partial(made.act_many, explore=explore)
-        act_batch: Callable[..., tuple[Any, Sequence[Mapping[str, Any]]]] = partial(
-            made.act_batch, explore=explore
-        )
+        act_batch = made.act_batch_of(explore=explore)
         begin = self._begin if made.hears or learned.rollouts is not None else None
         end = made.end if made.hears_ends else None
         weights: Learned | ActedWeights = learned

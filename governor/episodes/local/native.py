@@ -12,6 +12,7 @@ Rules:
 
 from __future__ import annotations
 
+import sys
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -20,7 +21,7 @@ import numpy as np
 
 from governor.episodes import spaces
 from governor.episodes.context import reports
-from governor.episodes.local import notices
+from governor.episodes.local import native_agent, notices
 from governor.episodes.local.execution_context import (
     ACT,
     BUILD,
@@ -28,11 +29,11 @@ from governor.episodes.local.execution_context import (
     RESET,
     STEP,
 )
+from governor.episodes.local.native_agent import Asked
 from governor.episodes.local.one_episode import EpisodeSource
 from governor.episodes.local.stepping import LocalEpisodeWorker
 from governor.episodes.local.vector_environment import VectorEnvironment
 from governor.episodes.simulation import Paused
-from governor.episodes.transition import Transition
 from governor.errors import ConductorError
 from governor.failures import one_line, reason_of
 from governor.messages import COMPLETE
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from governor.episodes.local.local_agent import LocalAgent
     from governor.episodes.local.vector_environment import Stepped
     from governor.episodes.records.batch_recording import BatchRecorder
+    from governor.episodes.records.step_buffer import StepBuffer
     from governor.episodes.spaces import SpaceSpec
     from governor.messages import EpisodeOutcome, Made
 
@@ -75,11 +77,13 @@ class _SlotRecorder:
 
 
 class _UnderWay(NamedTuple):
-    """The number of slots that play, those that explore and those that do not; and when the time of the first of them is up."""
+    """The number of slots that play, and how the agent is asked for their actions, first those that explore; after which round the first
+    of them is cut, and when the time of the first of them is up.
+    """
 
     number: int
-    exploring: list[int]
-    others: list[int]
+    asked: list[Asked]
+    cut: int
     deadline: float
 
 
@@ -101,10 +105,13 @@ class NativeWorker(LocalEpisodeWorker):
         super().__init__(simulation, contexts, agent, made, user_context=user_context)
         size = len(contexts)
         self._workers = [context.number for context in contexts]
+        self._where = contexts[0].together  # type: ignore[attr-defined]  # they are `VectorContext`s
         self._vector: VectorEnvironment | None = None
-        self._resets = 0
+        self._longest = simulation.command.max_steps or sys.maxsize // 2
+        self._resets = self._round = 0
         self._playing, self._explores = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
-        self._taken, self._returns = np.zeros(size, np.int64), np.zeros(size)
+        self._began, self._returns = np.zeros(size, np.int64), np.zeros(size)
+        """The rounds before the first one of each episode, and the rewards since."""
         self._deadlines = np.full(size, np.inf)
         self._under_way: _UnderWay | None = None
         """None after a change."""
@@ -124,20 +131,28 @@ class NativeWorker(LocalEpisodeWorker):
                 more = self._begin_episodes()
             if self._vector is not None and self._playing_now().number:
                 self._play_one_round(self._vector)
+                self.reports.send_due()
             elif not more:
                 return
 
     def _playing_now(self) -> _UnderWay:
-        found = self._under_way
-        if found is None:
-            rows, exploring = np.flatnonzero(self._playing), self._playing & self._explores
-            found = self._under_way = _UnderWay(
-                len(rows),
-                np.flatnonzero(exploring).tolist(),
-                np.flatnonzero(self._playing & ~self._explores).tolist(),
-                float(self._deadlines[rows].min(initial=np.inf)),
+        if self._under_way is None:
+            playing = np.flatnonzero(self._playing)
+            asked = []
+            for explore in (True, False):
+                slots = playing[self._explores[playing] == explore]
+                if len(slots):
+                    calls = self._calls_for(self.slots[slots[0]], explore=explore)
+                    workers = [self._workers[slot] for slot in slots.tolist()]
+                    asked.append(Asked(slots, workers, calls, len(slots) == len(self.slots)))
+            first = int(self._began[playing].min(initial=self._round))
+            self._under_way = _UnderWay(
+                len(playing),
+                asked,
+                first + self._longest,
+                float(self._deadlines[playing].min(initial=np.inf)),
             )
-        return found
+        return self._under_way
 
     # -- beginnings -----------------------------------------------------------------------------------------
 
@@ -175,7 +190,7 @@ class NativeWorker(LocalEpisodeWorker):
             self._deadlines[slot] = context.enter(RESET, seconds=seconds, index=index, seed=seed)
             self._recorder.begin(slot, episode=index, seed=seed, retries=simulation.retries_of(index))
         begins = [*chosen]
-        self._playing[begins], self._taken[begins], self._returns[begins] = True, 0, 0.0
+        self._playing[begins], self._began[begins], self._returns[begins] = True, self._round, 0.0
         self._explores[begins] = [simulation.trains(index) for index in chosen.values()]
         self._under_way = None
         unready = {
@@ -183,17 +198,17 @@ class NativeWorker(LocalEpisodeWorker):
         }
         faults: Mapping[int, BaseException] = {}
         try:
-            faults = vector.reset(unready) if unready else {}
+            faults = vector.reset(unready, self._recorder.buffer) if unready else {}
         except BaseException as error:  # noqa: BLE001  # user code
             self._fail_all(error)
             return
-        vector.fresh[begins] = False
+        vector.begin(begins)
         for slot in begins:
             if slot in faults:
                 self._end_failed(slot, faults[slot], RESET)
             else:
                 self._tell_begin(slot, seeds[slot])
-        self._enter("")
+        self._where[0] = ""
 
     def _tell_begin(self, slot: int, seed: int) -> None:
         explore = bool(self._explores[slot])
@@ -235,118 +250,98 @@ class NativeWorker(LocalEpisodeWorker):
     # -- a round --------------------------------------------------------------------------------------------
 
     def _play_one_round(self, vector: VectorEnvironment) -> None:
-        self._enter(ACT)
-        observations = vector.observations
-        try:
-            actions, extras, version = self._act(observations)
-        except BaseException as error:  # noqa: BLE001  # user code: the fault of all episodes
-            for slot in np.flatnonzero(self._playing).tolist():
-                self._end_failed(slot, error, ACT)
+        recorder, buffer, where = self._recorder, self._recorder.buffer, self._where
+        if buffer.row == buffer.rounds and not self._write_all():
             return
-        self._enter(STEP)
+        row, under_way = buffer.row, self._playing_now()
+        where[0] = ACT
         try:
-            stepped = vector.step(actions.copy())
+            extras = native_agent.act(buffer, under_way.asked, idle=self._idle_actions)
+        except BaseException as error:  # noqa: BLE001  # user code: the fault of all episodes
+            self._end_all(error)
+            return
+        where[0] = STEP
+        try:
+            stepped = vector.step(buffer.actions[row].copy(), buffer)
         except BaseException as error:  # noqa: BLE001  # as above
             self._fail_all(error)
             return
-        self._enter("")
-        self._end_faulty(stepped)
-        stepped = self._counted(stepped)
-        rows = observations, actions, stepped.rewards, stepped.terminated, stepped.truncated, version
+        where[0] = ""
+        if stepped.faults or monotonic() >= under_way.deadline:
+            self._end_faulty(stepped)
+            under_way = self._playing_now()
+        self._round += 1
+        np.add(self._returns, buffer.rewards[row], out=self._returns)
+        is_cut = self._round >= under_way.cut
+        if is_cut:
+            buffer.truncated[row] |= self._round - self._began >= self._longest
+        recorder.add(under_way.number)
+        if self._simulation.stopping:
+            self._cancel(buffer, row)
+        if extras:
+            self._learn(buffer, row, stepped.following, extras)
+        if stepped.has_ended or is_cut:
+            self._end_over(buffer, row)
+
+    def _write_all(self) -> bool:
+        """Whether there is room for more steps."""
         try:
-            self._recorder.add(*rows, steps=self._playing_now().number)
+            self._recorder.make_room()
         except OSError as error:
-            for slot in np.flatnonzero(self._playing).tolist():
+            for slot in self._slots_that_play():
                 self._end_slot(slot, "failed", f"cannot record its steps: {one_line(error)}")
-            return
-        over = stepped.terminated | stepped.truncated
-        if self._simulation.interrupts:
-            self._end_interrupted(over)
-        self._learn(observations, actions, stepped, extras)
-        if np.count_nonzero(over):
-            for slot in np.flatnonzero(over & self._playing).tolist():
-                self._end_complete(slot, "terminated" if stepped.terminated[slot] else "truncated")
+            return False
+        return True
+
+    def _slots_that_play(self) -> list[int]:
+        found: list[int] = np.flatnonzero(self._playing).tolist()
+        return found
 
     def _end_faulty(self, stepped: Stepped) -> None:
         """Ends the episodes whose step came too late, or has values that are none: it does not count."""
-        if (now := monotonic()) >= self._playing_now().deadline:
-            for slot in np.flatnonzero(self._playing & (now >= self._deadlines)).tolist():
-                self._end_slot(slot, "timed_out", "")
+        for slot in np.flatnonzero(self._playing & (monotonic() >= self._deadlines)).tolist():
+            self._end_slot(slot, "timed_out", "")
         for slot, fault in stepped.faults.items():
             if self._playing[slot]:
                 self._end_failed(slot, fault, STEP)
 
-    def _end_interrupted(self, over: NDArray[np.bool_]) -> None:
-        for slot in np.flatnonzero(self._playing & ~over).tolist():
-            if self._simulation.interrupted(self.slots[slot].context.index):
-                self._end_slot(slot, "cancelled", "")
-
-    def _counted(self, stepped: Stepped) -> Stepped:
-        """With the cut of `max_steps`."""
-        self._taken += 1
-        self._returns += stepped.rewards
-        if (limit := self._simulation.command.max_steps) is None:
-            return stepped
-        return stepped._replace(truncated=stepped.truncated | (self._taken >= limit))
-
-    def _act(self, observations: NDArray[Any]) -> tuple[NDArray[Any], dict[int, Mapping[str, Any]], int]:
-        """Actions of all, the extras of those that play, and the version of the weights."""
-        actions, extras, version = self._idle_actions, dict[int, Any](), 0
-        _, exploring, others, _ = self._playing_now()
-        for rows, explore in ((exploring, True), (others, False)):
-            if not rows:
-                continue
-            calls = self._calls_for(self.slots[rows[0]], explore=explore)
-            if len(rows) == len(self.slots):
-                actions, beside = calls.act_batch(observations.copy(), self._workers)
-            else:
-                chosen, beside = calls.act_batch(observations[rows], [self._workers[row] for row in rows])
-                actions = actions.copy()
-                actions[rows] = chosen
-            if calls.learn is not None:
-                extras |= zip(rows, beside, strict=True)
-            version = calls.weights.version
-        return actions, extras, version
-
     def _learn(
-        self,
-        observations: NDArray[Any],
-        actions: NDArray[Any],
-        stepped: Stepped,
-        extras: Mapping[int, Mapping[str, Any]],
+        self, buffer: StepBuffer, row: int, following: NDArray[Any], extras: Mapping[int, Mapping[str, Any]]
     ) -> None:
-        rows = self._playing_now().exploring
-        calls = self._calls_for(self.slots[rows[0]], explore=True) if rows else None
-        if calls is None or (learn := calls.learn) is None:
-            return
-        discrete = actions.ndim == 1
-        for slot in rows:
-            context = self.slots[slot].context
+        """From the steps of those that have `extras`, and still play."""
+        for slot in [slot for slot in extras if self._playing[slot]]:
+            calls, context = self._calls_for(self.slots[slot], explore=True), self.slots[slot].context
+            if calls.learn is None:
+                return
             context.where = calls.learns_in
-            action = int(actions[slot]) if discrete else actions[slot].copy()
             try:
-                learn(
-                    Transition(
-                        observation=_value(observations[slot]),
-                        action=action,
-                        reward=float(stepped.rewards[slot]),
-                        next_observation=_value(stepped.following[slot]),
-                        terminated=bool(stepped.terminated[slot]),
-                        truncated=bool(stepped.truncated[slot]),
-                        episode=context.index,
-                        worker=context.number,
-                        step=int(self._taken[slot]) - 1,
-                        seed=context.seed,
+                calls.learn(
+                    native_agent.transition(
+                        buffer,
+                        (row, slot),
+                        following[slot],
+                        context,
+                        step=self._round - int(self._began[slot]) - 1,
                         extras=extras[slot],
                     )
                 )
             except BaseException as error:  # noqa: BLE001  # user code: this episode's fault
                 self._end_failed(slot, error, context.where)
 
-    def _enter(self, where: str) -> None:
-        self.slots[0].context.where = where
-
     # -- ends -----------------------------------------------------------------------------------------------
+
+    def _end_over(self, buffer: StepBuffer, row: int) -> None:
+        """Those whose episode is over with the step in this row."""
+        terminated = buffer.terminated[row]
+        over = np.flatnonzero(self._playing & (terminated | buffer.truncated[row]))
+        for slot, is_terminated in zip(over.tolist(), terminated[over].tolist(), strict=True):
+            self._end_complete(slot, "terminated" if is_terminated else "truncated")
+
+    def _cancel(self, buffer: StepBuffer, row: int) -> None:
+        """Those whose episode is not over with it: the part was told to stop."""
+        over = buffer.terminated[row] | buffer.truncated[row]
+        for slot in np.flatnonzero(self._playing & ~over).tolist():
+            self._end_slot(slot, "cancelled", "")
 
     def _end_complete(self, slot: int, outcome: EpisodeOutcome) -> None:
         """Raises WrittenOff."""
@@ -364,11 +359,14 @@ class NativeWorker(LocalEpisodeWorker):
     def _end_failed(self, slot: int, error: BaseException, where: str) -> None:
         self._end_slot(slot, "failed", reason_of(error).within(where))
 
+    def _end_all(self, error: BaseException) -> None:
+        where = self._where[0]
+        for slot in self._slots_that_play():
+            self._end_failed(slot, error, where)
+
     def _fail_all(self, error: BaseException) -> None:
         """The vector has raised this."""
-        where = self.slots[0].context.where
-        for slot in np.flatnonzero(self._playing).tolist():
-            self._end_failed(slot, error, where)
+        self._end_all(error)
         self.close()
 
     def _end_slot(self, slot: int, outcome: EpisodeOutcome, reason: str) -> None:
@@ -388,13 +386,8 @@ class NativeWorker(LocalEpisodeWorker):
         record = msgspec.structs.replace(
             context.record(outcome, reason), worker=self._workers[0]
         )  # as its steps
-        self.reports.add(record, self._recorder)
+        self.reports.add(record, self._recorder, more=True)
 
     def _note(self, slot: int) -> None:
         context = self.slots[slot].context
-        context.value, context.steps = float(self._returns[slot]), int(self._taken[slot])
-
-
-def _value(observation: Any) -> Any:
-    """As agents take one: an int for Discrete, else an array of their own."""
-    return observation.copy() if isinstance(observation, np.ndarray) else int(observation)
+        context.value, context.steps = float(self._returns[slot]), self._round - int(self._began[slot])

@@ -1,8 +1,8 @@
 """A vector of environments that step together: `gymnasium.vector.VectorEnv`, EnvPool, and what has their methods.
 
 Rules:
-1. Values are brought into the form of their spaces all at once; only if that fails is each looked at: a fault is that of its row. One of
-   all rows is an error of the vector.
+1. Values are brought into the form of their spaces all at once, on their way into the row of a `StepBuffer`; only if that fails is each
+   looked at: a fault is that of its row. One of all rows is an error of the vector.
 2. The three ways to reset (`AutoresetMode`) look the same from outside: `fresh` says whose observation is the first one of an episode.
    By ``NextStep`` that is the step after an end, whose action counts for nothing; by ``SameStep`` the end itself, whose last
    observation is in the infos; by ``Disabled`` what `reset` was asked for. One that has ended and was not reset is reset before it is
@@ -13,7 +13,7 @@ Rules:
 from __future__ import annotations
 
 from functools import partial
-from math import isfinite
+from math import inf, isnan
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ import numpy as np
 from governor.episodes import spaces
 from governor.episodes.conforming import finite_reward
 from governor.episodes.entries import make_environment, make_vector
+from governor.episodes.records.step_buffer import StepBuffer
 from governor.episodes.spaces.conformers import named, rows_conformer
 from governor.errors import ConductorError
 from governor.failures import reason_of
@@ -42,19 +43,19 @@ PARTS: Final = "(observations, rewards, terminated, truncated, infos)"
 
 
 class Stepped(NamedTuple):
-    """A step of all: `following` are the observations that it led to, also where another episode has begun since. `faults` by
-    environment: its values are none, and zero here.
+    """A step of all. `following` are the observations that it led to, also where another episode has begun since; `has_ended`: whether
+    any episode has. `faults` by environment: its values are none, and zero in the buffer.
     """
 
     following: NDArray[Any]
-    rewards: NDArray[np.float64]
-    terminated: NDArray[np.bool_]
-    truncated: NDArray[np.bool_]
+    has_ended: bool
     faults: dict[int, ValueError]
 
 
 class VectorEnvironment:
-    """`made.vector` environments. `observations` are the last ones, (num_envs, *shape); nobody else has this array."""
+    """`made.vector` environments, whose steps go into a buffer: their first observations, and those that a step starts from, are in its
+    row, those that it leads to in the row behind it.
+    """
 
     def __init__(self, made: Made, context: Context | None) -> None:
         """Raises ConductorError."""
@@ -67,11 +68,14 @@ class VectorEnvironment:
             self.close()
             raise
         self._mode = _mode_of(self._environment)
-        self.observations: NDArray[Any] = np.zeros(0)
-        self.fresh = np.zeros(self.size, np.bool_)
+        self._nobody = np.zeros(self.size, np.bool_)
+        self._nobody.flags.writeable = False
+        self._none = self._nobody.tobytes()
+        self.fresh = self._nobody
         self._is_reset = False
-        self._over = np.zeros(self.size, np.bool_)
+        self._over = self._nobody
         """Those that have ended, and were not reset."""
+        self._is_array = spaces.is_array(self.observation)
         self._conform_all, self._conform = (
             rows_conformer(self.observation),
             spaces.conformer(self.observation),
@@ -87,7 +91,7 @@ class VectorEnvironment:
     def resets_single(self) -> bool:
         return self._mode == DISABLED and self._is_reset
 
-    def reset(self, seeds: Mapping[int, int]) -> dict[int, ValueError]:
+    def reset(self, seeds: Mapping[int, int], buffer: StepBuffer) -> dict[int, ValueError]:
         """Resets the environments with these seeds, and all others too if single ones can't be; faults by environment. Raises what
         it raises, and ValueError.
         """
@@ -98,49 +102,59 @@ class VectorEnvironment:
             if self._is_reset:
                 chosen = np.isin(np.arange(self.size), list(seeds))
                 asked["options"] = {"reset_mask": chosen.copy()}
-        return self._reset(asked, chosen)
+        return self._reset(asked, chosen, buffer)
 
-    def _reset(self, asked: dict[str, Any], chosen: NDArray[np.bool_]) -> dict[int, ValueError]:
+    def _reset(
+        self, asked: dict[str, Any], chosen: NDArray[np.bool_], buffer: StepBuffer
+    ) -> dict[int, ValueError]:
         returned = self._call(self._environment.reset, **asked)
         try:
             observations, _ = returned
         except (TypeError, ValueError):
             raise ValueError("it did not return (observations, infos)") from None
-        self.observations, faults = self._checked(observations)
+        faults = self._put(observations, buffer.observations[buffer.row])
         self._is_reset = True
-        self.fresh[chosen], self._over[chosen] = True, False
+        over = self._over & ~chosen
+        self.fresh, self._over = self.fresh | chosen, over if over.any() else self._nobody
         return {row: fault for row, fault in faults.items() if chosen[row]}
 
-    def step(self, actions: NDArray[Any]) -> Stepped:
+    def begin(self, slots: list[int]) -> None:
+        """Episodes begin with the observations of these environments."""
+        fresh = self.fresh.copy()
+        fresh[slots] = False
+        self.fresh = fresh if fresh.any() else self._nobody
+
+    def step(self, actions: NDArray[Any], buffer: StepBuffer) -> Stepped:
         """Raises what it raises, and ValueError."""
-        if self._mode == DISABLED and np.count_nonzero(self._over):
-            seeds = [None] * self.size
-            self._reset({"seed": seeds, "options": {"reset_mask": self._over.copy()}}, self._over.copy())
+        if self._mode == DISABLED and self._over is not self._nobody:
+            seeds, over = [None] * self.size, self._over
+            self._reset({"seed": seeds, "options": {"reset_mask": over.copy()}}, over, buffer)
         returned = self._call(self._environment.step, actions)
         try:
             observations, rewards, terminated, truncated, infos = returned
         except (TypeError, ValueError):
             raise ValueError(f"it did not return {PARTS}") from None
-        self.observations, faults = self._checked(observations)
-        rewards, odd = self._rewards(rewards)
+        row, none = buffer.row, self._none
+        following = buffer.observations[row + 1]
+        faults = self._put(observations, following)
+        odd = self._put_rewards(rewards, buffer.rewards[row])
         terminated, truncated = self._flags(terminated, "terminated"), self._flags(truncated, "truncated")
-        over = terminated | truncated
-        following = self.observations
-        if self._mode == SAME_STEP:
-            self.fresh = over
-            if np.count_nonzero(over):
-                following = self._with_final(infos, over)
-        else:
-            self.fresh = self._over if self._mode == NEXT_STEP else np.zeros(self.size, np.bool_)
-            self._over = over
-        if not faults and not odd:
-            return Stepped(following, rewards, terminated, truncated, faults)
-        for row in [
-            row for row in faults if self.fresh[row]
-        ]:  # no episode begins with it, and none has ended by it
-            self.fresh[row] = False
-            del faults[row]
-        return Stepped(following, rewards, terminated, truncated, odd | faults)
+        has_ended = terminated.tobytes() != none or truncated.tobytes() != none
+        if has_ended or self._over is not self._nobody or self.fresh is not self._nobody:
+            over = terminated | truncated if has_ended else self._nobody
+            if self._mode == SAME_STEP:
+                self.fresh = over
+                following = self._with_final(infos, over, following)
+            else:
+                self.fresh = self._over if self._mode == NEXT_STEP else self._nobody
+                self._over = over
+        if faults:  # no episode begins with one of a first observation, and none has ended by it
+            first = [row for row in faults if self.fresh[row]]
+            self.begin(first)
+            faults = {row: fault for row, fault in faults.items() if row not in first}
+        if has_ended:
+            buffer.terminated[row], buffer.truncated[row] = terminated, truncated
+        return Stepped(following, has_ended, odd | faults)
 
     def _call(self, method: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
         try:
@@ -161,8 +175,18 @@ class VectorEnvironment:
                 process.kill()
             self._environment.closed = True  # else Gymnasium's would try it again when it is collected
 
-    def _checked(self, observations: Any) -> tuple[NDArray[Any], dict[int, ValueError]]:
-        """A copy, and the faults of rows."""
+    def _put(self, observations: Any, into: NDArray[Any]) -> dict[int, ValueError]:
+        """The faults of rows."""
+        if (
+            self._is_array
+            and observations.__class__ is np.ndarray
+            and observations.dtype is into.dtype
+            and observations.shape == into.shape
+        ):
+            into[:] = observations
+            # NaN times NaN is NaN, and no other square, nor a sum of them.
+            if into.dtype.kind != "f" or not isnan(np.vdot(into, into)):
+                return {}
         try:
             array = self._conform_all(observations)
         except ValueError as error:
@@ -171,34 +195,38 @@ class VectorEnvironment:
         else:
             if len(array) != self.size:
                 raise ValueError(f"{len(array)} observations of {self.size} environments")
-            return array.copy(), {}
-        dtype, shape = spaces.storage(self.observation)
-        rows, faults = np.zeros((self.size, *shape), dtype), {}
+            into[:] = array
+            return {}
+        into[:], faults = 0, {}
         for row, value in enumerate(observations):
             try:
-                rows[row] = self._conform(value)
+                into[row] = self._conform(value)
             except ValueError as error:
                 faults[row] = named("observation", error)
         if len(faults) == self.size:
             raise faults[0]
-        return rows, faults
+        return faults
 
-    def _rewards(self, rewards: Any) -> tuple[NDArray[np.float64], dict[int, ValueError]]:
-        array = np.asarray(rewards, np.float64)
-        self._require_rows(array, "rewards")
+    def _put_rewards(self, rewards: Any, into: NDArray[np.float64]) -> dict[int, ValueError]:
+        """Likewise."""
+        array = np.asarray(rewards)
+        if array.shape != into.shape:
+            self._require_rows(array, "rewards")
+        into[:] = array
         faults: dict[int, ValueError] = {}
-        if not isfinite(np.add.reduce(array)):
-            array = array.copy()
-            for row in np.flatnonzero(~np.isfinite(array)).tolist():
+        if not np.vdot(into, into) < inf:
+            for row in np.flatnonzero(~np.isfinite(into)).tolist():
                 try:
-                    finite_reward(float(array[row]))
+                    finite_reward(float(into[row]))
                 except ValueError as error:
                     faults[row] = error
-                array[row] = 0.0
-        return array, faults
+                into[row] = 0.0
+        return faults
 
     def _flags(self, flags: Any, name: str) -> NDArray[np.bool_]:
         array = np.asarray(flags)
+        if array.shape == self._nobody.shape and array.dtype is self._nobody.dtype:
+            return array
         self._require_rows(array, name)
         if array.dtype != np.bool_:
             if array.dtype.kind not in "iu":
@@ -210,8 +238,8 @@ class VectorEnvironment:
         if array.shape != (self.size,):
             raise ValueError(f"{name} has the shape {array.shape}, not {(self.size,)}")
 
-    def _with_final(self, infos: Any, over: NDArray[np.bool_]) -> NDArray[Any]:
-        following = self.observations.copy()
+    def _with_final(self, infos: Any, over: NDArray[np.bool_], following: NDArray[Any]) -> NDArray[Any]:
+        following = following.copy()
         final = infos.get("final_obs") if isinstance(infos, dict) else None
         if final is not None:
             for row in np.flatnonzero(over).tolist():
@@ -226,18 +254,20 @@ class OneOfVector:
         """Raises ConductorError."""
         self._vector = VectorEnvironment(made, context)
         self.observation_space, self.action_space = self._vector.user_spaces
+        self._buffer = StepBuffer(self._vector.observation, self._vector.action, slots=1, rounds=1)
 
     def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
-        if faults := self._vector.reset({0: seed}):
+        if faults := self._vector.reset({0: seed}, self._buffer):
             raise faults[0]
-        return self._vector.observations[0], {}
+        return self._buffer.observations[0, 0], {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        stepped = self._vector.step(np.asarray([action]))
+        buffer = self._buffer
+        stepped = self._vector.step(np.asarray([action]), buffer)
         if stepped.faults:
             raise stepped.faults[0]
-        terminated, truncated = bool(stepped.terminated[0]), bool(stepped.truncated[0])
-        return stepped.following[0], float(stepped.rewards[0]), terminated, truncated, {}
+        terminated, truncated = bool(buffer.terminated[0, 0]), bool(buffer.truncated[0, 0])
+        return stepped.following[0], float(buffer.rewards[0, 0]), terminated, truncated, {}
 
     def close(self) -> None:
         self._vector.close()

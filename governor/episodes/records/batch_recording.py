@@ -1,8 +1,9 @@
 """Steps of a vector of environments that step together, from its loop to disk: an array for each column, and no object for a step.
 
 Rules:
-1. A step of all is one copy of each array; later changes of the given arrays are not recorded. Arrow takes the columns of an episode as they lie.
-2. One stream has the episodes of all environments. An episode that goes on when the arrays are full is written in parts.
+1. The loop puts its steps into the rows of a `StepBuffer`. Of those that belong to episodes the columns for Arrow are taken, one episode
+   after the other, when they are written.
+2. One stream has the episodes of all environments. An episode that goes on when the buffer is full is written in parts.
    An episode that is played again has a stream of its own, which is younger than those with its earlier attempts.
 3. All of an episode is written to the kernel when `flush` returns: it is reported after that.
 4. Values are not checked: the caller has brought them into the form of their spaces.
@@ -18,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from governor.episodes.records.pieces import ranges
+from governor.episodes.records.step_buffer import StepBuffer
 from governor.episodes.records.stream import Stream, StreamedRun
-from governor.episodes.spaces import storage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,14 +31,14 @@ if TYPE_CHECKING:
     from governor.episodes.records.recording import Columns
 
 BYTES: Final = 8 << 20
-"""Of the arrays of one recorder."""
+"""Of the buffer of one recorder."""
 ROUNDS: Final = 1024
-"""Steps of all that the arrays hold at most."""
+"""Steps of all that the buffer holds at most."""
 
 
 @dataclass(slots=True)
 class _Playing:
-    """The episode of one environment: where its steps begin in the arrays, and which number the first of them has."""
+    """The episode of one environment: where its steps begin in the buffer, and which number the first of them has."""
 
     episode: int
     attempt: int
@@ -86,20 +88,18 @@ class BatchRecorder:
         """Steps so far; for any thread."""
         self._make_stream = partial(Stream, folder, phase=phase, worker=worker, schema=columns.schema)
         self._stream = self._make_stream()
-        self._most = rounds = max(1, min(ROUNDS, BYTES // (slots * spaces.row_bytes)))
-        self._arrays: list[NDArray[Any]] = [
-            np.empty((rounds, slots, *shape), dtype)
-            for dtype, shape in (
-                storage(spaces.observation),  # type: ignore[arg-type]  # as the caller says
-                storage(spaces.action),  # type: ignore[arg-type]
-                (np.dtype(np.float64), ()),
-                (np.dtype(np.bool_), ()),
-                (np.dtype(np.bool_), ()),
-                (np.dtype(np.int64), ()),
-            )
+        rounds = min(ROUNDS, BYTES // (slots * spaces.row_bytes) - 1)
+        self.buffer = StepBuffer(
+            spaces.observation,  # type: ignore[arg-type]  # as the caller says
+            spaces.action,  # type: ignore[arg-type]
+            slots=slots,
+            rounds=max(1, rounds),
+        )
+        self._taken_rows = [
+            np.empty((column.shape[0] * slots, *column.shape[2:]), column.dtype)
+            for column in self.buffer.columns
         ]
         self._lock = threading.RLock()
-        self._row = 0
         self._playing: dict[int, _Playing] = {}
         self._ended: list[_Part] = []
 
@@ -108,58 +108,53 @@ class BatchRecorder:
         stream = self._make_stream() if retries else self._stream
         with self._lock:
             self.lost.pop(episode, None)
-            self._playing[slot] = _Playing(episode, retries + 1, seed, slot, stream, self._row)
+            self._playing[slot] = _Playing(episode, retries + 1, seed, slot, stream, self.buffer.row)
 
-    def add(self, *columns: NDArray[Any] | int, steps: int) -> None:
-        """A step of all: observations, actions, rewards, terminated, truncated, and the version of the weights. `steps`: so many of
-        them belong to an episode. Raises OSError if the arrays are full and cannot be written.
-        """
-        row = self._row
-        for array, values in zip(self._arrays, columns, strict=True):
-            array[row] = values
+    def add(self, steps: int) -> None:
+        """A step of all is in its row; so many of them belong to an episode."""
         self.taken += steps
-        self._row = row + 1
-        if self._row == self._most:
-            self._write_all()
+        self.buffer.row += 1
 
     def end(self, slot: int, *, outcome: str) -> None:
         with self._lock:
             playing = self._playing.pop(slot, None)
             if playing is not None:  # else the watch has declared it hung
-                self._ended.append(playing.part(self._row, outcome))
+                self._ended.append(playing.part(self.buffer.row, outcome))
 
     def flush(self) -> None:
         """Writes the episodes that have ended to the kernel. Raises OSError: steps that were not written are dropped."""
         with self._lock:
             ended, self._ended = self._ended, []
-            if not self._playing:
-                self._row = 0
-            self._write(ended)
+            try:
+                self._write(ended)
+            finally:
+                if not self._playing:
+                    self.buffer.rewind()
 
-    def _write_all(self) -> None:
-        """Raises OSError."""
+    def make_room(self) -> None:
+        """Writes all steps if the buffer is full. Raises OSError: they are dropped."""
+        if self.buffer.row < self.buffer.rounds:
+            return
         with self._lock:
             parts, self._ended = self._ended, []
             for playing in self._playing.values():
-                part = playing.part(self._row, "")
+                part = playing.part(self.buffer.row, "")
                 if part.run.rows:
                     parts.append(part)
                 playing.first_step += part.run.rows
                 playing.first_row = 0
-            self._row = 0
-            self._write(parts)
+            try:
+                self._write(parts)
+            finally:
+                self.buffer.rewind()
 
     def _write(self, parts: list[_Part]) -> None:
         fault = None
         for _, group in groupby(sorted(parts, key=_stream_of), _stream_of):
             together = [*group]
             stream, runs = together[0].stream, [part.run for part in together]
-            columns = [
-                np.concatenate([array[first : first + run.rows, slot] for _, run, slot, first in together])
-                for array in self._arrays
-            ]
             try:
-                stream.append(self.columns.batch_of_arrays(columns), runs)
+                stream.append(self.columns.batch_of_arrays(self._columns(together)), runs)
             except OSError as error:
                 self.lost.update((run.episode, error) for run in runs)
                 fault = error
@@ -167,6 +162,21 @@ class BatchRecorder:
                 stream.close()
         if fault is not None:
             raise fault
+
+    def _columns(self, parts: list[_Part]) -> list[NDArray[Any]]:
+        """Their steps, one part after the other, valid until the next call. To take rows by their numbers needs a fifth of the time of
+        slices, and an array that is made anew each time ten times as long: the system has to find memory for it.
+        """
+        buffer = self.buffer
+        slots, begins, counts = np.array([(part.slot, part.first_row, part.run.rows) for part in parts]).T
+        rows = ranges(begins, counts)
+        numbers = rows * buffer.slots
+        numbers += np.repeat(slots, counts)
+        taken = [
+            column.reshape(-1, *column.shape[2:]).take(numbers, axis=0, out=room[: len(rows)], mode="clip")
+            for column, room in zip(buffer.columns, self._taken_rows, strict=True)
+        ]
+        return [*taken, buffer.versions.take(rows)]
 
     def close(self) -> None:
         """Drops steps that are not written. May be called again."""

@@ -60,13 +60,15 @@ class EpisodeReports:
         self._unacknowledged: deque[tuple[Future[Acknowledged], int]] = deque()
         """With the number of records that there were by then."""
 
-    def add(self, record: EpisodeRecord, recorder: Recorder | None) -> None:
-        """`recorder` has its end, not yet flushed; None if no step was taken."""
+    def add(self, record: EpisodeRecord, recorder: Recorder | None, *, more: bool = False) -> None:
+        """`recorder` has its end, not yet flushed; None if no step was taken. `more` may end at the same time, and share its report: the
+        caller calls `send_due` after them.
+        """
         self._pending.append((record, recorder))
         self.added += 1
         if self._sink.may_end(record):
             self.send()
-        else:
+        elif not more:
             self.send_due()
 
     def send_due(self) -> None:

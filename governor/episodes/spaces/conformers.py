@@ -9,7 +9,8 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from governor.episodes.spaces.specs import Numbers
 
 Conformer: TypeAlias = Callable[[Any], Any]
+LOOKED_UP: Final = 4096
+"""Numbers below it are looked up in a table."""
 
 
 class Misfit(ValueError):
@@ -120,25 +123,38 @@ def _array(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Conformer:
 
 
 def rows_conformer(spec: Numbers) -> Conformer:
-    """Of any number of values in one array (rows, *shape of the space). A reduction of a ufunc costs half of the array's method."""
+    """Of any number of values in one array (rows, *shape of the space)."""
     dtype, shape = storage(spec)
-    first, last = (spec.start, spec.start + spec.n - 1) if isinstance(spec, Discrete) else (0, 0)
-    least, most = np.minimum.reduce, np.maximum.reduce
+    require = _members_required(spec) if isinstance(spec, Discrete) else _require_numbers
 
     def conform(value: Any) -> NDArray[Any]:
-        array = _cast_to(dtype, value)
+        array = value if value.__class__ is np.ndarray and value.dtype is dtype else _cast_to(dtype, value)
         if not array.size and array.shape == (0,):
             array = array.reshape(0, *shape)
         if array.ndim == 0 or array.shape[1:] != shape:
             raise ValueError(f"shape {array.shape} where rows of the space have {('rows', *shape)}")
-        _require_numbers(array)
-        if isinstance(spec, Discrete) and array.size:
-            for odd in (least(array), most(array)):
-                if not first <= odd <= last:
-                    raise ValueError(f"{odd} is not in {_shown(spec)}")
+        require(array)
         return array
 
     return conform
+
+
+def _members_required(spec: Discrete) -> Callable[[NDArray[Any]], None]:
+    """A function that raises ValueError if one of some numbers is not in the space. To look each up in a table, where it must find itself,
+    takes a fifth of the time of their minimum and maximum.
+    """
+    first, end = spec.start, spec.start + spec.n
+    table = np.arange(max(0, min(end, LOOKED_UP)))
+    table[: max(0, first)] = -1
+
+    def require_members(numbers: NDArray[Any]) -> None:
+        with suppress(IndexError):
+            if table[numbers].tobytes() == numbers.tobytes():
+                return
+        if len(odd := numbers[(numbers < first) | (numbers >= end)]):
+            raise ValueError(f"{odd[0]} is not in {_shown(spec)}")
+
+    return require_members
 
 
 def _cast_to(dtype: np.dtype[Any], value: Any) -> NDArray[Any]:

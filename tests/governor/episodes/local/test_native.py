@@ -4,7 +4,6 @@ import asyncio
 import os
 
 import msgspec
-import numpy as np
 import pytest
 
 from governor.episodes import trajectories
@@ -15,7 +14,7 @@ from governor.episodes.rules.seeds import episode_seed
 from governor.episodes.spaces import Box, Discrete
 from governor.messages import Evaluate, Failures, Until
 from tests.support.full_disk import full_beyond
-from tests.support.in_process_commands import outcomes, vector
+from tests.support.in_process_commands import inside, outcomes, told, vector
 from tests.support.reasons import without_place
 
 MODES = pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
@@ -94,6 +93,25 @@ async def test_long_episodes_are_written_in_parts(harness, monkeypatch, mode):
     monkeypatch.setattr(batch_recording, "ROUNDS", 2)
     records, _ = await harness.play(episodes=9, **native(mode=mode))
     require_whole(steps_of(harness), records)
+
+
+@pytest.mark.parametrize("agent", ["Leans", "LeansTogether"])
+@pytest.mark.parametrize("mode", ["train", "eval"])
+async def test_what_is_on_record_is_that_of_an_environment_alone(harness, monkeypatch, agent, mode):
+    """But for the order of the episodes, and for how much was learned before a step."""
+    monkeypatch.setattr(batch_recording, "ROUNDS", 7)
+    common = {"episodes": 30, "max_steps": 60, "mode": mode}
+    alone = inside(entry="gymnasium:CartPole-v1", agent="vector_world:Leans")
+    one_by_one, _ = await harness.play(name="alone", **common, **alone)
+    together = native(entry="vector_world:poles", agent=agent)
+    records, _ = await harness.play(incarnation=2, **common, **together)
+    assert told(records) == told(one_by_one)
+    tables = [trajectories.read(harness.folder / "run", phase) for phase in ("alone", "train")]
+    before, after = (table.drop_columns(["phase", "weight_version"]) for table in tables)
+    assert after.equals(before)
+    steps = sum(record.steps for record in records)
+    learned = mode == "train"
+    assert sorted(tables[0]["weight_version"].to_pylist()) == ([*range(steps)] if learned else [0] * steps)
 
 
 @MODES
@@ -282,9 +300,9 @@ def test_arrays_of_a_recorder_are_bounded(tmp_path):
     columns = Columns.of(large, Discrete(n=2, start=0))
     recorder = batch_recording.BatchRecorder(tmp_path, phase="p", worker=0, columns=columns, slots=4)
     recorder.begin(0, episode=0, seed=1)
-    seen = np.zeros((4, 500, 500, 3), np.uint8)
-    recorder.add(seen, np.zeros(4), np.zeros(4), np.zeros(4), np.zeros(4), 0, steps=1)
+    recorder.add(steps=1)
     recorder.end(0, outcome="terminated")
     recorder.flush()
     assert recorder.taken == 1
-    assert sum(array.nbytes for array in recorder._arrays) <= batch_recording.BYTES
+    assert sum(array.nbytes for array in recorder.buffer.columns) <= batch_recording.BYTES
+    assert recorder.buffer.observations.nbytes <= batch_recording.BYTES

@@ -85,6 +85,30 @@ class Walks(VectorEnv):
         return seen, rewards
 
 
+def poles(num_envs):
+    """CartPole in a vector that resets each with a seed of its own."""
+    made = [lambda: gymnasium.make("CartPole-v1")] * num_envs
+    return gymnasium.vector.SyncVectorEnv(made, autoreset_mode=AutoresetMode.DISABLED)
+
+
+class Leans:
+    """Pushes to the side to which the pole falls, and has learned from so many steps."""
+
+    def __init__(self, **_):
+        self.steps = 0
+
+    def act(self, observation, *, explore):
+        return int(observation[2] > 0)
+
+    def learn(self, step):
+        self.steps += 1
+
+
+class LeansTogether(Leans):
+    def act_many(self, observations, *, explore):
+        return (observations[:, 2] > 0).astype(np.int64)
+
+
 class Stands:
     """Acts for all; remembers each step that it learns from, as (worker, episode, step, where it led to, terminated)."""
 
