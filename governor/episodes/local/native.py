@@ -271,7 +271,7 @@ class NativeWorker(LocalEpisodeWorker):
             self._end_faulty(stepped)
             under_way = self._playing_now()
         self._round += 1
-        np.add(self._returns, buffer.rewards[row], out=self._returns)
+        self._returns += buffer.rewards[row]
         is_cut = self._round >= under_way.cut
         if is_cut:
             buffer.truncated[row] |= self._round - self._began >= self._longest

@@ -21,7 +21,8 @@ class StepBuffer:
     """Of `slots` environments. `row` is that of the round under way, and `rounds` when the buffer is full; what is in the rows before it
     is on record, or will be.
 
-    `observations` have one row more: those that a step led to are in the row behind its own, where the next round finds them.
+    `observations` have one row more: those that a step led to are in the row behind its own, where the next round finds them. `flat` are
+    the same, with all numbers of a row side by side.
     `versions`, of the weights, have one value for each row. Rows that were not used have no end.
     """
 
@@ -30,6 +31,7 @@ class StepBuffer:
         self.row = 0
         observed, acted = storage(observation), storage(action)
         self.observations: NDArray[Any] = np.zeros((rounds + 1, slots, *observed[1]), observed[0])
+        self.flat = self.observations.reshape(rounds + 1, -1)
         self.actions: NDArray[Any] = np.zeros((rounds, slots, *acted[1]), acted[0])
         self.rewards = np.zeros((rounds, slots))
         self.terminated = np.zeros((rounds, slots), np.bool_)
