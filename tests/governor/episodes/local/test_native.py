@@ -12,7 +12,7 @@ from governor.episodes.records import batch_recording, stream
 from governor.episodes.records.recording import Columns
 from governor.episodes.rules.seeds import episode_seed
 from governor.episodes.spaces import Box, Discrete
-from governor.messages import Evaluate, Failures, Until
+from governor.messages import EpisodeEnded, Evaluate, Failures, StopPartCommand, Until
 from tests.support.full_disk import full_beyond
 from tests.support.in_process_commands import inside, outcomes, told, vector
 from tests.support.reasons import without_place
@@ -212,6 +212,21 @@ async def test_evaluations_take_their_turn(harness):
     learned = {int(episode) for _, episode, *_ in harness.state()["learned"]}
     assert learned == {record.index for record in records if record.index in range(12)}
     assert len(records) == 12 + 2 * 3
+
+
+async def test_no_report_waits_for_the_end_of_another_episode(harness):
+    """The first one is sent at once, and the second, a step later, with those of the moment: there are none."""
+    controller = await harness.start("simulation")
+    await controller.perform(harness.command(episodes=4, **native(endless=2)))
+    link = harness.links["simulation"]
+    async with asyncio.timeout(20):
+        first = await link.next(EpisodeEnded)
+        second = await link.next(EpisodeEnded, after=link.events.index(first) + 1)
+    assert [first.episode.steps, second.episode.steps] == [3, 4]
+    await controller.perform(StopPartCommand(phase=0, reason="enough"))
+    records, _ = await harness.end()
+    assert outcomes(records) == ["terminated"] * 2 + ["cancelled"] * 2
+    require_whole(steps_of(harness), records)
 
 
 async def test_until_ends_all(harness):

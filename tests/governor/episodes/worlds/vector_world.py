@@ -17,7 +17,7 @@ FAULT_AT = 3
 class Walks(VectorEnv):
     """Environment i counts to 3 + i + the number of its episodes so far, and ends then. It observes its place and its number.
 
-    `fault` comes once: ``nan``, ``reward`` and ``reset`` in the second environment, ``raise`` and ``shape`` for all.
+    Of `endless` ones no episode ends, nor, if it is a number, from that environment on. `fault` comes once: ``nan``, ``reward`` and ``reset`` in the second environment, ``raise`` and ``shape`` for all.
     """
 
     def __init__(self, num_envs, *, mode="NextStep", fault="", flag="", endless=False):
@@ -28,7 +28,9 @@ class Walks(VectorEnv):
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.mode = AutoresetMode(mode)
         self.metadata = {"autoreset_mode": self.mode}
-        self.fault, self.flag, self.endless = fault, Path(flag), endless
+        self.fault, self.flag = fault, Path(flag)
+        ending = 0 if endless is True else endless or num_envs
+        self.ends = np.arange(num_envs) < ending
         self.places = np.zeros(num_envs, np.int64)
         self.played = np.zeros(num_envs, np.int64)
         self.over = np.zeros(num_envs, np.bool_)
@@ -60,7 +62,7 @@ class Walks(VectorEnv):
         self.steps += 1
         self.places = np.where(begins, 0, self.places + 1)
         length = 3 + np.arange(self.num_envs) + self.played
-        over = ~begins & (self.places >= length) & (not self.endless)
+        over = ~begins & (self.places >= length) & self.ends
         self.played += over
         self.over = over
         seen, rewards, infos = self.observations(), np.where(begins, 0.0, 1.0), {}
