@@ -35,11 +35,16 @@ class EpisodeProgress:
     info: InfoFigures | None = None
     reported: Reported = field(default_factory=Reported)
 
+    @property
+    def worker(self) -> int:
+        """The number that the record names."""
+        return self.number
+
     def record(self, outcome: EpisodeOutcome, reason: str = "") -> EpisodeRecord:
         """The record, if it ended now."""
         return EpisodeRecord(
             index=self.index,
-            worker=self.number,
+            worker=self.worker,
             seed=self.seed,
             outcome=outcome,
             value=self.value,

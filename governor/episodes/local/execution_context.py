@@ -95,9 +95,10 @@ class ExecutionContext(EpisodeProgress):
 
 
 class VectorContext(ExecutionContext):
-    """The state of one of several episodes that are played together: `where` is that of all."""
+    """The state of one of several episodes that are played together: `where` is that of all, and so is `worker`: the first number."""
 
     together: list[str] = [""]  # noqa: RUF012  # each worker has its own
+    worker = 0
 
     @classmethod
     def several(
@@ -107,7 +108,7 @@ class VectorContext(ExecutionContext):
         made = [cls(number, command=command, owner=owner, agent=agent) for number in numbers]
         where = [""]
         for one in made:
-            one.together = where
+            one.together, one.worker = where, numbers.start
         return [*made]
 
     @property

@@ -16,7 +16,6 @@ import sys
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import msgspec
 import numpy as np
 
 from governor.episodes import spaces
@@ -346,8 +345,8 @@ class NativeWorker(LocalEpisodeWorker):
     def _end_complete(self, slot: int, outcome: EpisodeOutcome) -> None:
         """Raises WrittenOff."""
         one, ended, reason = self.slots[slot], outcome, ""
-        self._note(slot)
         if self._explores[slot]:
+            self._note(slot)
             try:
                 self._end_training_episode(one, outcome)
             except BaseException as error:  # noqa: BLE001  # user code: any error is this episode's fault
@@ -383,10 +382,7 @@ class NativeWorker(LocalEpisodeWorker):
         reports.finish(context.reported)
         self._agent.told_end(context.index)
         self._recorder.end(slot, outcome=outcome)
-        record = msgspec.structs.replace(
-            context.record(outcome, reason), worker=self._workers[0]
-        )  # as its steps
-        self.reports.add(record, self._recorder, more=True)
+        self.reports.add(context.record(outcome, reason), self._recorder, more=True)
 
     def _note(self, slot: int) -> None:
         context = self.slots[slot].context

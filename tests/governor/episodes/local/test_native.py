@@ -14,7 +14,7 @@ from governor.episodes.rules.seeds import episode_seed
 from governor.episodes.spaces import Box, Discrete
 from governor.messages import EpisodeEnded, Evaluate, Failures, StopPartCommand, Until
 from tests.support.full_disk import full_beyond
-from tests.support.in_process_commands import inside, outcomes, told, vector
+from tests.support.in_process_commands import episodes, inside, outcomes, told, vector
 from tests.support.reasons import without_place
 
 MODES = pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
@@ -307,6 +307,8 @@ async def test_a_hang_is_found(harness):
     await controller.perform(harness.command(episodes=9, episode_timeout=0.3, **stuck))
     reason = await asyncio.wait_for(controller.failed, 20)
     assert reason.startswith("agent 'walker' hangs in episode ")
+    hung = [record for record in episodes(harness.links["simulation"]) if record.outcome == "timed_out"]
+    assert [record.worker for record in hung] == [0] * 4
 
 
 def test_arrays_of_a_recorder_are_bounded(tmp_path):
