@@ -275,7 +275,7 @@ class NativeWorker(LocalEpisodeWorker):
         if is_cut:
             buffer.truncated[row] |= self._round - self._began >= self._longest
         recorder.add(under_way.number)
-        if self._simulation.stopping:
+        if self._simulation.interrupts:
             self._cancel(buffer, row)
         if extras:
             self._learn(buffer, row, stepped.following, extras)
@@ -337,10 +337,11 @@ class NativeWorker(LocalEpisodeWorker):
             self._end_complete(slot, "terminated" if is_terminated else "truncated")
 
     def _cancel(self, buffer: StepBuffer, row: int) -> None:
-        """Those whose episode is not over with it: the part was told to stop."""
+        """Those whose episode is not over with it, and that the part was told to stop."""
         over = buffer.terminated[row] | buffer.truncated[row]
         for slot in np.flatnonzero(self._playing & ~over).tolist():
-            self._end_slot(slot, "cancelled", "")
+            if self._simulation.interrupted(self.slots[slot].context.index):
+                self._end_slot(slot, "cancelled", "")
 
     def _end_complete(self, slot: int, outcome: EpisodeOutcome) -> None:
         """Raises WrittenOff."""
