@@ -50,11 +50,14 @@ class StartPart(ConductorEffect):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PausePart(ConductorEffect):
-    """Tells the conductor to begin nothing further of its part, or, without `paused`, to go on. No event follows."""
+    """Tells the conductor to begin nothing further of its part, or, without `paused`, to go on. `ends_flow`: the PAUSE of a condition, which
+    is known here, is over, too. No event follows.
+    """
 
     phase: int
     part: Part
     paused: bool
+    ends_flow: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

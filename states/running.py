@@ -242,10 +242,9 @@ def go_on(state: Running, event: ContinueRequested) -> Answer:
         return Rejected(state, at_work.NOT_PAUSED)
     then, clock = at_work.without_pause(replace(state, paused="", unbegun=frozenset()), at=event.at)
     answer = _begin_open(then, sorted(state.unbegun), event)
-    resumed = (
-        () if state.conductors.missing_services else _pause_parts(replace(state, paused=""), paused=False)
-    )
-    return Step(answer.state, (*clock, *resumed, *answer.effects), cause=answer.cause)
+    held, ends_flow = bool(state.conductors.missing_services), bool(state.paused)
+    told = _pause_parts(state, paused=held, ends_flow=ends_flow) if ends_flow or not held else ()
+    return Step(answer.state, (*clock, *told, *answer.effects), cause=answer.cause)
 
 
 def flow_requested(state: Running, event: FlowRequested) -> Answer:
@@ -324,12 +323,9 @@ def _begin(state: Running, parts: Iterable[Part]) -> tuple[Running, tuple[StartP
     )
 
 
-def _pause_parts(state: Running, *, paused: bool) -> tuple[PausePart, ...]:
-    """Of the parts that have begun. Episodes that a condition has paused stay so."""
-    parts = state.open - state.unbegun
-    if state.paused and not paused:
-        parts -= {"simulation"}
-    begun = [(part, state.ready_conductor_of(part)) for part in sorted(parts)]
+def _pause_parts(state: Running, *, paused: bool, ends_flow: bool = False) -> tuple[PausePart, ...]:
+    """Of the parts that have begun."""
+    begun = [(part, state.ready_conductor_of(part)) for part in sorted(state.open - state.unbegun)]
     return tuple(
         PausePart(
             phase=state.phase,
@@ -337,6 +333,7 @@ def _pause_parts(state: Running, *, paused: bool) -> tuple[PausePart, ...]:
             conductor=conductor.name,
             incarnation=conductor.incarnation,
             paused=paused,
+            ends_flow=ends_flow,
         )
         for part, conductor in begun
         if conductor is not None

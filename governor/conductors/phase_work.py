@@ -81,12 +81,12 @@ class SimulationWork(PhaseWork["Simulation"]):
     ) -> Done | Refused:
         reply = await super().begin(phase, make)
         if (simulation := self.of(phase)) is not None:
-            simulation.pause(paused=False)
+            simulation.pause(paused=False, ends_flow=True)
         return reply
 
     def pause(self, command: PausePartCommand) -> None:
         if (simulation := self.of(command.phase)) is not None:
-            simulation.pause(paused=command.paused)
+            simulation.pause(paused=command.paused, ends_flow=command.ends_flow)
 
     def change(self, command: ChangeWorkCommand) -> None:
         if (simulation := self.of(command.phase)) is not None:

@@ -80,7 +80,7 @@ class Simulation:
         """Metrics that the workers add to those of the part."""
         self._end = self._ended_by = self._fault = ""
         self._condition = threading.Condition()
-        self._paused = self._restores = False
+        self._held = self._paused = self._restores = False  # `_paused` by a flow control
         self._rules = PhaseRules(command)
         self.ended_so_far = self._rules.figures.ended
         self._attempts = Attempts(self._rules.retries, command.cancelled)
@@ -116,7 +116,7 @@ class Simulation:
         with self._condition:
             self._user.wait()
             while not self.stopping and not self._restores:
-                if not self._paused:
+                if not (self._held or self._paused):
                     index = schedule.next() if again is None else again
                     if index is not None and self._attempts.cancels(index):
                         again, seed = None, self.seed_of(index)
@@ -288,10 +288,10 @@ class Simulation:
         played = self._episodes + self._recorders.taken + self.replayed
         return played + self._user.asked_about + self.finalizer.progress
 
-    def pause(self, *, paused: bool) -> None:
-        """Whether no further episode begins."""
+    def pause(self, *, paused: bool, ends_flow: bool = False) -> None:
+        """Whether no further episode begins. `ends_flow`: the PAUSE of a condition is over, too."""
         with self._condition:
-            self._paused = paused
+            self._held, self._paused = paused, self._paused and not ends_flow
             self._condition.notify_all()
 
     async def run(

@@ -265,10 +265,13 @@ class StopPartCommand(Message, frozen=True):
 
 
 class PausePartCommand(Message, frozen=True):
-    """Begin no further episode or task of this phase, or, without `paused`, go on. What runs is not touched."""
+    """Begin no further episode or task of this phase, or, without `paused`, go on. What runs is not touched. `ends_flow`: what a condition
+    has paused goes on, too.
+    """
 
     phase: int
     paused: bool
+    ends_flow: bool = False
 
 
 class ChangeWorkCommand(Message, frozen=True):

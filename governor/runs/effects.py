@@ -153,7 +153,7 @@ class EffectRunner:
             case StartPart():
                 self._run.spawn(self._start_part(effect), f"begin.{place}")
             case PausePart():
-                pause = PausePartCommand(phase=effect.phase, paused=effect.paused)
+                pause = PausePartCommand(phase=effect.phase, paused=effect.paused, ends_flow=effect.ends_flow)
                 self._run.spawn(self._tell_until_told(effect, pause), f"pause.{place}")
             case ChangeWork():
                 change = ChangeWorkCommand(

@@ -148,8 +148,17 @@ def test_it_ends_the_pause_of_a_condition_too():
     slot = running(phase=1)
     slot.send(asked("PAUSE", phase=1))
     assert "the end of a pause (until[0]" in slot.state.waits_for
-    assert slot.send(go_on()) == [paused("simulation", paused=False), paused("tasks", paused=False)]
+    told = slot.send(go_on())
+    assert told == [replace(paused(part, paused=False), ends_flow=True) for part in ("simulation", "tasks")]
     assert slot.state.paused == ""
+
+
+def test_one_that_is_on_its_way_is_not_ended_by_a_command_that_does_not_know_it():
+    slot = running(phase=1)
+    slot.send(pause())
+    assert slot.send(go_on())[0] == paused("simulation", paused=False)  # `ends_flow` is false
+    slot.send(asked("PAUSE", phase=1))
+    assert slot.state.paused
 
 
 def test_tasks_that_were_stopped_before_they_could_begin_have_ended():

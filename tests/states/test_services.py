@@ -27,8 +27,10 @@ SERVICES = tuple(ConductorPlan(name=name, kind="service") for name in (MODEL, DA
 SERVED = replace(PLAN, conductors=(*SERVICES, *PLAN.conductors), restarts=4)
 
 
-def paused(part, *, paused=True, phase=1):
-    return PausePart(phase=phase, part=part, conductor=part, incarnation=1, paused=paused)
+def paused(part, *, paused=True, phase=1, ends_flow=False):
+    return PausePart(
+        phase=phase, part=part, conductor=part, incarnation=1, paused=paused, ends_flow=ends_flow
+    )
 
 
 def restarted(name, incarnation=2, *, delay=0.25, within=60.0):
@@ -85,8 +87,16 @@ def test_a_pause_of_a_user_outlasts_it_and_does_not_end_before_it():
 def test_episodes_that_a_condition_has_paused_stay_so():
     slot = running(SERVED, phase=1)
     slot.send_all(asked("PAUSE", phase=1), exited(MODEL))
-    assert slot.send(ready(MODEL, 2)) == [paused("tasks", paused=False)]
-    assert slot.send(go_on())[0] == paused("simulation", paused=False)
+    assert slot.send(ready(MODEL, 2)) == [paused("simulation", paused=False), paused("tasks", paused=False)]
+    assert slot.state.paused
+    assert slot.send(go_on())[0] == paused("simulation", paused=False, ends_flow=True)
+
+
+def test_a_user_ends_the_pause_of_a_condition_while_a_service_is_away():
+    slot = running(SERVED, phase=1)
+    slot.send_all(asked("PAUSE", phase=1), exited(MODEL))
+    assert slot.send(go_on())[0] == paused("simulation", ends_flow=True)
+    assert slot.send(ready(MODEL, 2))[0] == paused("simulation", paused=False)
 
 
 def test_beyond_the_budget_the_run_fails():

@@ -3,9 +3,11 @@
 import asyncio
 from collections import Counter
 
+import pytest
+
 from governor.episodes import trajectories
-from governor.episodes.simulation import Simulation
-from governor.messages import Done, EpisodeEnded, PartEndedReport
+from governor.episodes.simulation import Paused, Simulation
+from governor.messages import Done, EpisodeEnded, PartEndedReport, PausePartCommand
 from tests.support.full_disk import full_beyond
 from tests.support.in_process_commands import inside, outcomes
 
@@ -85,3 +87,11 @@ async def test_nothing_is_held_back_during_a_pause(harness, monkeypatch):
         while len(link.events) < len(log.read_text().splitlines()):
             await link.next(EpisodeEnded, after=len(link.events))
     assert not any(isinstance(event, PartEndedReport) for event in link.events)
+    simulation = controller._work.current
+    for paused in (True, False):  # of a user who knows nothing of the flow control
+        await controller.perform(PausePartCommand(phase=simulation.command.phase, paused=paused))
+        with pytest.raises(Paused):
+            simulation.next_index(wait=False)
+    await controller.perform(PausePartCommand(phase=simulation.command.phase, paused=False, ends_flow=True))
+    async with asyncio.timeout(20):
+        await link.next(EpisodeEnded, after=len(link.events))

@@ -262,7 +262,7 @@ async def test_reset_builds_anew_and_pause_holds_the_next_chunk_back(phases, tmp
     await phases.play(phases.command(episodes=100))
     assert len(link.events) < 30
     link.flow = "CONTINUE"
-    simulation.pause(paused=False)
+    simulation.pause(paused=False, ends_flow=True)
     records, _ = await phases.end(link, playing)
     assert once_each(records, 30)
 
