@@ -44,6 +44,7 @@ class GroupRow:
     fails_after: int = 0
     aborted_to: int = 0
     abort_reason: str = ""
+    abort_by: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,7 @@ _SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM groups"  # noqa: S608  # ou
 def _row(values: tuple[Any, ...]) -> GroupRow:
     stored = dict(zip(_COLUMNS, values, strict=True))
     stored["paths"] = msgspec.msgpack.decode(stored["paths"], type=tuple[str, ...])
+    stored["abort_by"] = {} if stored["abort_by"] is None else msgspec.msgpack.decode(stored["abort_by"])
     return msgspec.convert(stored, GroupRow, strict=False)
 
 
@@ -142,6 +144,7 @@ class GroupChanges(ABC):
             return _row(known)
         values = {name: getattr(group, name) for name in _COLUMNS}
         values["paths"] = msgspec.msgpack.encode(group.paths)
+        values["abort_by"] = packed_or_none(group.abort_by)
         self._connection.execute(
             f"INSERT INTO groups ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})",  # noqa: S608  # our own
             tuple(values.values()),
@@ -177,12 +180,12 @@ class GroupChanges(ABC):
             [(run, key, value) for key, value in labels.items()],
         )
 
-    def abort_group(self, uid: str, reason: str) -> GroupRow | None:
-        """All runs that it has now end; the first reason counts. Returns the group."""
+    def abort_group(self, uid: str, reason: str, by: dict[str, Any] | None = None) -> GroupRow | None:
+        """All runs that it has now end; the first one who asks for it counts. Returns the group."""
         self._connection.execute(
-            f"UPDATE groups SET abort_reason = iif(aborted_to < {_NEWEST}, ?, abort_reason), aborted_to = {_NEWEST}"  # noqa: S608  # our own
-            " WHERE uid = ?",
-            (reason, uid),
+            f"UPDATE groups SET abort_reason = ?, abort_by = ?, aborted_to = {_NEWEST}"  # noqa: S608  # our own
+            f" WHERE uid = ? AND aborted_to < {_NEWEST}",
+            (reason, packed_or_none(by or {}), uid),
         )
         return self._group(uid)
 

@@ -139,7 +139,8 @@ CREATE TABLE groups (
     fail_fast INTEGER NOT NULL DEFAULT 0,
     fails_after INTEGER NOT NULL DEFAULT 0,
     aborted_to INTEGER NOT NULL DEFAULT 0,
-    abort_reason TEXT NOT NULL DEFAULT ''
+    abort_reason TEXT NOT NULL DEFAULT '',
+    abort_by BLOB
 );
 CREATE TABLE run_labels (
     run INTEGER NOT NULL REFERENCES runs (position),
@@ -152,7 +153,8 @@ CREATE INDEX runs_of_outcome ON runs (outcome, position) WHERE {KEPT};
 CREATE INDEX runs_of_group ON runs (group_uid, position, outcome) WHERE group_uid IS NOT NULL;
 """
 """`paths`: those of the matrix, in its order. `fails_after`: with `fail_fast` failures of runs behind this row count, the runs
-that were resumed last begin there. `aborted_to`: the last row of those that an abort of the group ends.
+that were resumed last begin there. `aborted_to`: the last row of those that an abort of the group ends, which
+`abort_by` has asked for.
 """
 SCHEMA: Final = _RUNS + _INDICES + _RECORDS + _FIGURES + _FAILURES + _OF_DAEMON + _GROUPS
 MIGRATIONS: Final = {

@@ -3,7 +3,7 @@
 Rules:
 1. What is allowed follows from the journal and the slots alone, so that every daemon holds to it: `load` at its start, `settle` before a
    run is taken from the queue.
-2. A run that must end does not begin. `ending` has it from the moment on at which that is decided, until it has ended.
+2. A run that must end does not begin: `ending` has it from the moment on at which that is decided, until it has ended.
 3. `fail_fast` ends runs that have never begun; an abort ends all that the group has then.
 """
 
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from governor import logs
 from governor.journal.schema import UNENDED
@@ -27,12 +28,20 @@ if TYPE_CHECKING:
 log = logs.get_logger()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """Why a run must end; `by`: who asked for it, nobody where it follows from a failure."""
+
+    reason: str
+    by: dict[str, Any] = field(default_factory=dict)
+
+
 class GroupLimits:
     """A rule of the queue. `slots` gives the governors of the daemon."""
 
     def __init__(self, slots: Callable[[], Sequence[RunGovernor]]) -> None:
-        self.ending: dict[str, str] = {}
-        """The reasons of runs that must end, by their uids."""
+        self.ending: dict[str, Ending] = {}
+        """Runs that must end, by their uids, until they have ended."""
         self.has_ending = asyncio.Event()
         self._slots = slots
         self._groups: dict[str, GroupRow] = {}
@@ -74,7 +83,7 @@ class GroupLimits:
         if run.group is None:
             return ""
         if run.uid in self.ending:
-            return f"its end: {self.ending[run.uid]}"
+            return f"its end: {self.ending[run.uid].reason}"
         group = self._groups.get(run.group)
         if group is None or group.max_parallel is None:
             return ""
@@ -88,10 +97,14 @@ class GroupLimits:
         """Finds the runs that must end. Raises JournalError."""
         while not self._is_settled:
             self._is_settled = True
+            ending = set(self.ending)
             for group in [*self._groups.values()]:
-                await self._settle(group)
+                ending -= await self._settle(group)
+            for uid in ending:  # they have ended
+                self.ending.pop(uid, None)
 
-    async def _settle(self, group: GroupRow) -> None:
+    async def _settle(self, group: GroupRow) -> set[str]:
+        """Returns the runs of the group that must end, and have not."""
         journal = self._journal
 
         def read() -> tuple[list[tuple[str, int, bool]], str | None]:
@@ -104,11 +117,12 @@ class GroupLimits:
             del self._groups[group.uid]
         for uid, position, is_begun in unended:
             if position <= group.aborted_to:
-                self._end(uid, group.abort_reason)
+                self._end(uid, Ending(reason=group.abort_reason, by=group.abort_by))
             elif failed is not None and not is_begun:
-                self._end(uid, f"run {failed} of its group has failed (fail_fast)")
+                self._end(uid, Ending(reason=f"run {failed} of its group has failed (fail_fast)"))
+        return {uid for uid, _, _ in unended}
 
-    def _end(self, uid: str, reason: str) -> None:
+    def _end(self, uid: str, why: Ending) -> None:
         if uid not in self.ending:
-            self.ending[uid] = reason
+            self.ending[uid] = why
             self.has_ending.set()

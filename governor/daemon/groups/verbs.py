@@ -34,7 +34,7 @@ from governor.run_file.load import digest, parse_group
 from governor.runs.assignment import UID_ALPHABET, UID_LENGTH, Waiting, new_uid
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable
 
     from governor.daemon.queries import DaemonState, RunQueries
     from governor.daemon.steering import Steering
@@ -75,6 +75,8 @@ class Groups:
         self._steering = steering
         self._resume_run = resume
         self._few = asyncio.Semaphore(AT_ONCE)
+        self._asked: set[str] = set()
+        """Runs that must end, and were asked to."""
 
     async def submit(self, asked: SubmitGroup, by: dict[str, Any]) -> SubmittedGroup:
         """Raises RunFileError, UsageError for a key of another run file, TryAgain."""
@@ -152,7 +154,7 @@ class Groups:
             )
         match asked.verb:
             case "abort":
-                return await self._abort(group, asked)
+                return await self._abort(group, asked, by)
             case "resume":
                 return await self._resume(group, asked, by)
             case "pause":
@@ -164,14 +166,14 @@ class Groups:
                 again = partial(Continue, reason=asked.reason, dry_run=asked.dry_run)
                 return await self._change(group, asked, lambda uid: self._steering.go_on(again(uid=uid), by))
 
-    async def _abort(self, group: GroupRow, asked: ChangeGroup) -> GroupChanged:
+    async def _abort(self, group: GroupRow, asked: ChangeGroup, by: dict[str, Any]) -> GroupChanged:
         unended = await self._journal.read(partial(self._journal.unended_of_group, group.uid))
         limits = self._daemon.limits
         left = [uid for uid, _, _ in unended if uid not in limits.ending]
         if left and not asked.dry_run:
             reason = asked.reason or "its group was aborted by request"
             changed = await self._journal.write(
-                lambda transaction: transaction.abort_group(group.uid, reason)
+                lambda transaction: transaction.abort_group(group.uid, reason, by)
             )
             limits.know(changed)
             await limits.settle()
@@ -218,23 +220,27 @@ class Groups:
         while True:
             await limits.has_ending.wait()
             limits.has_ending.clear()
-            while limits.ending:
-                await self._end(list(limits.ending.items()))
+            while left := [uid for uid in limits.ending if uid not in self._asked]:
+                await asyncio.gather(*map(self._end_run, left))
+            self._asked &= limits.ending.keys()
 
-    async def _end(self, runs: Iterable[tuple[str, str]]) -> None:
-        await asyncio.gather(*(self._end_run(uid, reason) for uid, reason in runs))
-
-    async def _end_run(self, uid: str, reason: str) -> None:
+    async def _end_run(self, uid: str) -> None:
+        limits = self._daemon.limits
         async with self._few:
+            governor = self._queries.governor_of(uid)
             try:
-                await self._steering.abort(Abort(uid=uid, reason=reason), {})
+                if governor is not None and governor.stopping:  # for whatever reason
+                    await self._until_moved()
+                    return
+                if (why := limits.ending.get(uid)) is not None:
+                    await self._steering.abort(Abort(uid=uid, reason=why.reason), why.by)
             except (AlreadyEnded, NoSuchRun):
-                pass
-            except TryAgain:  # it is between queue and slot, or ending
+                limits.ending.pop(uid, None)
+            except TryAgain:  # it is between queue and slot
                 await self._until_moved()
-                return
-            self._daemon.limits.ending.pop(uid, None)
-            self._daemon.limits.moved()
+            else:
+                self._asked.add(uid)  # one in a slot takes a while to end
+                limits.moved(is_free=governor is None)
 
     async def _until_moved(self) -> None:
         with suppress(TimeoutError):

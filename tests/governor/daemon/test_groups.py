@@ -229,7 +229,7 @@ async def test_a_failure_ends_the_runs_that_have_not_begun_once_and_by_any_daemo
     limits = GroupLimits(list)
     await limits.load(daemon.journal)
     await limits.settle()
-    assert limits.ending == dict.fromkeys(
+    assert {uid: why.reason for uid, why in limits.ending.items()} == dict.fromkeys(
         made.runs[2:], f"run {made.runs[0]} of its group has failed (fail_fast)"
     )
     assert limits.obstacle(Waiting(uid=made.runs[2], group=made.uid))

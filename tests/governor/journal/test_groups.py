@@ -97,8 +97,9 @@ async def test_the_first_reason_of_an_abort_counts_until_there_are_new_runs(tmp_
     journal = Journal(tmp_path / "governor.db")
     await journal.write(lambda tx: tx.submit_group(row("g-a", 2), runs("a", 2), folder="/"))
     for reason in ("first", "second"):
-        found = await journal.write(lambda tx, reason=reason: tx.abort_group("g-a", reason))
+        found = await journal.write(lambda tx, reason=reason: tx.abort_group("g-a", reason, {"user": reason}))
         assert (found.abort_reason, found.aborted_to) == ("first", journal.line("a1").position)
+        assert found.abort_by == {"user": "first"}
 
     def resumed(tx):
         tx.submit(uid="r0", key=None, name="n", spec={"name": "n"}, folder="/", group="g-a", cell=0)
