@@ -92,6 +92,7 @@ async def test_nothing_is_held_back_during_a_pause(harness, monkeypatch):
         await controller.perform(PausePartCommand(phase=simulation.command.phase, paused=paused))
         with pytest.raises(Paused):
             simulation.next_index(wait=False)
+    before = len(link.events)  # the answer to the next report pauses again
     await controller.perform(PausePartCommand(phase=simulation.command.phase, paused=False, ends_flow=True))
     async with asyncio.timeout(20):
-        await link.next(EpisodeEnded, after=len(link.events))
+        await link.next(EpisodeEnded, after=before)
