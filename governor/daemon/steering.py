@@ -254,7 +254,9 @@ def require_work(asked: ChangeWork, phase: Phase) -> None:
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise UsageError(f"phase {phase.name!r} has no task {asked.task!r}{hint}")
         return
-    episodes = 0 if phase.simulate is None else planned_episodes(phase.simulate.episodes, phase.evaluate)
+    if phase.simulate is None:
+        raise UsageError(f"phase {phase.name!r} has tasks alone, and no episodes")
+    episodes = planned_episodes(phase.simulate.episodes, phase.evaluate)
     if asked.episode is None or not 0 <= asked.episode < episodes:
         raise UsageError(
             f"phase {phase.name!r} has {episodes} episodes, numbered from 0: none is {asked.episode}"

@@ -1,0 +1,46 @@
+"""What the phase at work does not have is refused, with the nearest right word."""
+
+from __future__ import annotations
+
+import pytest
+
+from governor.daemon.steering import require_work
+from governor.errors import TryAgain, UsageError
+from governor.messages import ChangeWork
+from governor.run_file.load import parse
+
+SIMULATE = {"environment": "e", "agents": ["a"], "episodes": 20}
+RUN = parse(
+    {
+        "name": "r",
+        "conductors": {"environments": {"e": {"entry": "m:E"}}, "agents": {"a": {"entry": "m:A"}}},
+        "phases": [
+            {"name": "train", "simulate": SIMULATE, "evaluate": {"every": 10, "episodes": 5}},
+            {"name": "fit", "tasks": [{"id": "load", "call": "m:f"}]},
+        ],
+    }
+)
+TRAIN, FIT = RUN.phases
+
+
+@pytest.mark.parametrize(
+    ("phase", "work", "why"),
+    [
+        (TRAIN, {}, "name one episode or one task"),
+        (TRAIN, {"episode": 1, "task": "load"}, "name one episode or one task"),
+        (TRAIN, {"episode": 30}, "phase 'train' has 30 episodes, numbered from 0: none is 30"),
+        (TRAIN, {"task": "load"}, "phase 'train' has no task 'load'"),
+        (FIT, {"task": "laod"}, "phase 'fit' has no task 'laod'; did you mean 'load'?"),
+        (FIT, {"episode": 0}, "phase 'fit' has tasks alone, and no episodes"),
+    ],
+)
+def test_what_the_phase_does_not_have(phase, work, why):
+    with pytest.raises(UsageError) as refused:
+        require_work(ChangeWork(uid="r1", change="cancel", **work), phase)
+    assert str(refused.value) == why
+
+
+def test_another_phase_than_the_one_at_work():
+    with pytest.raises(TryAgain, match="phase 'fit' is not at work, but 'train'"):
+        require_work(ChangeWork(uid="r1", change="cancel", phase="fit", episode=1), TRAIN)
+    require_work(ChangeWork(uid="r1", change="requeue", phase="train", episode=29), TRAIN)
