@@ -101,10 +101,13 @@ async def opened(url, uid):
 
 
 async def test_the_end_of_a_run_is_shown_within_two_seconds_with_all_sections(instance, walk):
+    pause = instance.folder / "pause"
+    pause.touch()  # the run is at work until the page has shown that
     async with instance.serve() as tree:
-        uid = await tree.executor.submit(walk(), folder=instance.folder)
+        uid = await tree.executor.submit(walk(entry="user_code:Pauses"), folder=instance.folder)
         async with viewed(instance) as (_, url), opened(url, uid) as page:
             await page.until(lambda: page.outcome == "in work" and page.up)
+            pause.unlink()
             shown = await page.until(lambda: page.outcome == "finished")
             result = await tree.executor.result(uid)
             assert shown - result.ended_at < SHOWN_SECONDS
@@ -118,7 +121,7 @@ async def test_a_daemon_that_is_killed_is_away_within_two_seconds_and_its_run_go
     instance, walk
 ):
     async with instance.serve() as tree:
-        uid = await tree.executor.submit(walk(episodes=2000), folder=instance.folder)
+        uid = await tree.executor.submit(walk(entry="user_code:Slow", episodes=1000), folder=instance.folder)
         async with viewed(instance, uid[:6]) as (process, url), opened(url, uid) as page:
             await page.until(lambda: page.outcome == "in work" and page.sections.get("curves"))
             killed = time.time()
@@ -131,7 +134,7 @@ async def test_a_daemon_that_is_killed_is_away_within_two_seconds_and_its_run_go
                 await page.until(lambda: page.up is True)
                 await other.end(uid)
                 await page.until(lambda: page.outcome == "finished")
-                await page.until(lambda: page.episodes == (2000, 2000, 2000))
+                await page.until(lambda: page.episodes == (1000, 1000, 1000))
                 marks = page.sections["timeline"]["marks"]["kind"]
                 assert "restart" in marks or "interrupted" in marks
             assert process.returncode is None
