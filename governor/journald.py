@@ -67,6 +67,7 @@ MESSAGE_IDS: Final = MappingProxyType(
         ("run.pause_requested", ""): "5fe226f943354201a89f51c1608f4128",
         ("run.continue_requested", ""): "45317417692849b29b19bfd38ed08b49",
         ("run.work_change_requested", ""): "4f74a56697164dd4bf0dbdf469c27740",
+        ("run.plan_change_requested", ""): "5ae5d0d6730b4060a739d9f9e83d20d1",
         ("run.damaged", ""): "d20e23b34ad74bfc86ab3f7a257c4f87",
         ("run.stalled", ""): "4b9bb0259efc4d88aaa44a523329ca6c",
         ("run.pruned", ""): "20078460713843378af7acd7b042a910",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         FolderLost,
         LimitExceeded,
         PauseRequested,
+        PlanChangeRequested,
         StopRequested,
     )
     from states.plan import Part
@@ -49,13 +50,23 @@ class Pause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtWork(RunInWork):
-    """`pause`: of a user, if there is one; `unbegun`: parts of the phase that it keeps from beginning. `time_up`: the monotonic second at which `wall_clock` is used up; a pause of a user does not
-    count.
+    """`pause`: of a user, if there is one; `unbegun`: parts of the phase that it keeps from beginning. `counted_from`: the monotonic
+    second from which `wall_clock` counts, so early that earlier work counts too; a pause of a user moves it.
     """
 
     pause: Pause | None = None
-    time_up: float | None = None
+    counted_from: float = 0.0
     unbegun: frozenset[Part] = frozenset()
+
+    @property
+    def time_up(self) -> float | None:
+        """The monotonic second at which `wall_clock` is used up."""
+        return None if self.plan.wall_clock is None else self.counted_from + self.plan.wall_clock
+
+    @property
+    def ended(self) -> int:
+        """The number of phases that have ended."""
+        return self.plan.first_phase
 
     @property
     def waits_for(self) -> str:
@@ -124,7 +135,7 @@ def deadline(state: AtWork, event: DeadlinePassed) -> Answer:
         if state.pause is not None:
             return Dropped(state, "the clock stands still while the run is paused")
         if state.time_up is not None and event.at < state.time_up - EARLY_SECONDS:
-            return Dropped(state, "a pause has set the clock back")
+            return Dropped(state, "the clock was set back")
         reason = f"limit wall_clock of {state.plan.wall_clock:g} s reached {state.where}"
         return finalizing.enter(state, outcome="failed", reason=reason, at=event.at)
     conductor = state.conductors.find(event.conductor)
@@ -170,10 +181,27 @@ def go_on(state: AtWork, event: ContinueRequested) -> Answer:
 
 def without_pause(state: W, *, at: float) -> tuple[W, tuple[Effect, ...]]:
     """The clock of `wall_clock` goes on."""
-    if state.pause is None or state.time_up is None:
-        return replace(state, pause=None), ()
-    time_up = state.time_up + at - state.pause.since
-    return replace(state, pause=None, time_up=time_up), (Wake(name="wall_clock", at=time_up),)
+    if state.pause is None:
+        return state, ()
+    then = replace(state, pause=None, counted_from=state.counted_from + at - state.pause.since)
+    return then, wall_clock(then)
+
+
+def wall_clock(state: AtWork) -> tuple[Wake, ...]:
+    """The end of the time that the run may take, where it has one."""
+    return () if state.time_up is None else (Wake(name="wall_clock", at=state.time_up),)
+
+
+def change_plan(state: AtWork, event: PlanChangeRequested) -> Answer:
+    """Conductors stay, and so do the phases that have ended. A limit that is below what is used ends the run, as it ends any."""
+    plan, old, ended = event.plan, state.plan, state.ended
+    if plan.conductors != old.conductors:
+        return Rejected(state, "it would need other conductors")
+    if len(plan.phases) != len(old.phases) or plan.phases[:ended] != old.phases[:ended]:
+        return Rejected(state, f"{ended} of its phases have ended")
+    left = max(state.conductors.restarts_left + plan.restarts - old.restarts, 0)
+    then = replace(state, plan=plan, conductors=replace(state.conductors, restarts_left=left))
+    return Step(then, wall_clock(then) if plan.wall_clock != old.wall_clock else ())
 
 
 def stop(state: AtWork, event: StopRequested) -> Answer:

@@ -12,7 +12,7 @@ import signal
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from states.effects import Effect, StartConductor, StopConductor, Wake
+from states.effects import Effect, RetireConductor, StartConductor, StopConductor, Wake
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -168,6 +168,16 @@ class ConductorStates:
             for each in asked
         )
         return replace(self, all=conductors, restarts_left=self.restarts_left - bool(asked)), effects
+
+    def retire(self, name: str, reason: str) -> tuple[ConductorStates, tuple[RetireConductor, ...]]:
+        """Asks a conductor that is ready to exit in its own time; that costs no restart. One that is asked already, or that starts, begins
+        anew anyway.
+        """
+        conductor = self[name]
+        if conductor.standing != "ready" or conductor.replacing:
+            return self, ()
+        asked = self._with(name, last_error=reason, replacing=True)
+        return asked, (RetireConductor(conductor=name, incarnation=conductor.incarnation),)
 
     def stop(self, *, urgent: bool = False) -> tuple[Effect, ...]:
         """Stops all conductors; one that is not ready yet can't receive a message."""

@@ -73,6 +73,20 @@ class ChangeWork(ConductorEffect):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RetireConductor(ConductorEffect):
+    """Asks it to exit once the episodes that are played have ended. Ends in ConductorExited."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeTasks(ConductorEffect):
+    """Tells the conductor the limits of these tasks of its part, as the run file has them now. No event follows."""
+
+    phase: int
+    part: Part
+    tasks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopPart(ConductorEffect):
     """Tells the conductor to end its part: PartEnded with end ``stopped``. The deadline ``close`` bounds it."""
 

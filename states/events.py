@@ -81,6 +81,18 @@ class WorkChangeRequested(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanChangeRequested(Event):
+    """Command: a run at work gets another plan: other limits, other phases after this one. `renews`: its simulation is begun anew, as of
+    its run file, once the episodes that are played have ended. `tasks` of this phase have other limits.
+    """
+
+    kind: ClassVar[str] = "run.plan_change_requested"
+    plan: RunPlan
+    renews: bool = False
+    tasks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested(Event):
     """The daemon shuts down; the run is interrupted and continues in the next invocation. `urgent`: no grace."""
 
@@ -276,4 +288,5 @@ COMMANDS: Final[tuple[type[Event], ...]] = (
     PauseRequested,
     ContinueRequested,
     WorkChangeRequested,
+    PlanChangeRequested,
 )

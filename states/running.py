@@ -12,13 +12,23 @@ from typing import TYPE_CHECKING, ClassVar
 from states import at_work, base, finalizing
 from states.at_work import AtWork
 from states.base import Answer, Dropped, Rejected, Step
-from states.effects import BeginPhase, ChangeWork, EndPhase, PausePart, StartPart, StopConductor, StopPart
+from states.effects import (
+    BeginPhase,
+    ChangeTasks,
+    ChangeWork,
+    EndPhase,
+    PausePart,
+    StartPart,
+    StopConductor,
+    StopPart,
+)
 from states.events import PartEnded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from states.conductors import ConductorState
+    from states.effects import Effect
     from states.events import (
         ConductorExited,
         ConductorReady,
@@ -27,6 +37,7 @@ if TYPE_CHECKING:
         FlowRequested,
         PartFailed,
         PauseRequested,
+        PlanChangeRequested,
         RunProgressResumed,
         RunStalled,
         WorkChangeRequested,
@@ -58,6 +69,10 @@ class Running(AtWork):
     @property
     def position(self) -> tuple[int, frozenset[Part]]:
         return self.phase, self.open
+
+    @property
+    def ended(self) -> int:
+        return self.phase
 
     def ready_conductor_of(self, part: Part) -> ConductorState | None:
         """The conductor that works on a part, if it is ready."""
@@ -107,7 +122,7 @@ def enter(before: AtWork, *, phase: int, at: float, cause: str) -> Step:
         failed=failed,
         first_failed=first_failed,
         pause=before.pause,
-        time_up=before.time_up,
+        counted_from=before.counted_from,
     )
     state, begun = _begin(state, parts)
     return Step(state, (BeginPhase(phase=phase, name=phases[phase].name), *begun), cause=cause)
@@ -263,6 +278,33 @@ def flow_requested(state: Running, event: FlowRequested) -> Answer:
             return Step(stopped, _stop_tasks(stopped))
         case _:
             return Step(state)
+
+
+def change_plan(state: Running, event: PlanChangeRequested) -> Answer:
+    answer = at_work.change_plan(state, event)
+    if not isinstance(answer, Step) or not isinstance(answer.state, Running):
+        return answer
+    then, phase = answer.state, event.plan.phases[state.phase]
+    before = state.plan.phases[state.phase]
+    if (phase.parts, phase.simulated_by) != (before.parts, before.simulated_by):
+        return Rejected(state, f"phase {phase.name} has begun")
+    begun = state.open - state.unbegun
+    effects: list[Effect] = [*answer.effects]
+    if event.renews and "simulation" in begun:
+        conductors, retired = then.conductors.retire(phase.simulated_by, "its settings have changed")
+        then = replace(then, conductors=conductors)
+        effects += retired
+    tasks = state.ready_conductor_of("tasks") if event.tasks and "tasks" in begun else None
+    if tasks is not None:
+        told = ChangeTasks(
+            conductor=tasks.name,
+            incarnation=tasks.incarnation,
+            phase=state.phase,
+            part="tasks",
+            tasks=event.tasks,
+        )
+        effects.append(told)
+    return Step(then, tuple(effects))
 
 
 def work_change_requested(state: Running, event: WorkChangeRequested) -> Answer:

@@ -39,14 +39,12 @@ def assign(state: Pristine, event: RunAssigned) -> Answer:
     plan = event.plan
     conductors = ConductorStates.of(plan)
     effects: list[Effect] = [Wake(name="start", at=event.at + plan.deadlines.start)]
-    time_up = None if plan.wall_clock is None else event.at + max(plan.wall_clock - plan.worked, 0.0)
-    if time_up is not None:
-        effects.append(Wake(name="wall_clock", at=time_up))
+    state_then = Starting(plan=plan, conductors=conductors, counted_from=event.at - plan.worked)
+    effects += at_work.wall_clock(state_then)
     effects += [
         StartConductor(conductor=conductor.name, kind=conductor.kind, incarnation=conductor.incarnation)
         for conductor in conductors.all
     ]
-    state_then = Starting(plan=plan, conductors=conductors, time_up=time_up)
     return Step(state_then, tuple(effects), cause=f"run {plan.name} assigned")
 
 

@@ -64,6 +64,7 @@ _AT_WORK: Final[dict[type[Event], Rule]] = {
     events.StopRequested: Rule(at_work.stop, (Stopping,), "stop of the daemon"),
     events.PauseRequested: Rule(at_work.pause, (Stopping,), "hard pause"),
     events.ContinueRequested: Rule(at_work.go_on),
+    events.PlanChangeRequested: Rule(at_work.change_plan),
     events.ConductorStarted: Rule(base.started),
     events.ConductorFailed: Rule(at_work.failed),
     events.ConductorExited: Rule(at_work.exited, (Finalizing,), "failure without restarts left"),
@@ -97,6 +98,7 @@ TABLE: Final[Mapping[type[State], Mapping[type[Event], Rule]]] = {
         events.PauseRequested: Rule(running.pause, (Stopping,), "hard pause"),
         events.ContinueRequested: Rule(running.go_on, (Finalizing,), "last phase ended"),
         events.WorkChangeRequested: Rule(running.work_change_requested),
+        events.PlanChangeRequested: Rule(running.change_plan),
         events.FlowRequested: Rule(running.flow_requested, (Finalizing,), "failure without restarts left"),
     },
     Finalizing: {

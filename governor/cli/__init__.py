@@ -41,6 +41,7 @@ VERBS: Final = {
     "resume": "submit:resume",
     "pause": "control:pause",
     "continue": "control:go_on",
+    "set": "control:set_values",
     "abort": "control:abort",
     "cancel": "control:cancel",
     "requeue": "control:requeue",

@@ -1,8 +1,9 @@
-"""The verbs that steer runs and the daemon: `pause`, `continue`, `abort`, `cancel`, `requeue`, `drain`, `undrain`, `shutdown`."""
+"""The verbs that steer runs and the daemon: `pause`, `continue`, `set`, `abort`, `cancel`, `requeue`, `drain`, `undrain`, `shutdown`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -13,6 +14,9 @@ from governor.messages import Done
 
 if TYPE_CHECKING:
     from governor.messages import Changed
+
+LONGEST_VALUE: Final = 60
+"""Characters of a value that are shown."""
 
 reason_option = click.option("--reason", default="", help="Kept in the run's record.")
 dry_run_option = click.option(
@@ -65,6 +69,37 @@ def _say_changed(found: Changed, done: str, was: str, *, as_json: bool) -> None:
         say(f"{subject} is {found.state}: that would change it")
     else:
         say(f"{subject} {done if found.changed else was}")
+
+
+@click.command("set", short_help="Change values of a run's file.")
+@ask.run_argument
+@click.argument("values", metavar="KEY=VALUE...", nargs=-1, required=True)
+@reason_option
+@dry_run_option
+@ask.json_option
+@click.pass_obj
+def set_values(
+    broker: str | None, *, uid: str, values: tuple[str, ...], reason: str, dry_run: bool, as_json: bool
+) -> None:
+    """Give keys of the run file of RUN other values, all or none, as `governor set RUN limits.wall_clock=2h train.simulate.workers=4`. A key
+    is a path with dots, as of `governor submit --set`; the answer says from when on each value counts.
+    """
+    from governor.run_file.options import values_of  # noqa: PLC0415  # pydantic is slow; other verbs do without
+
+    wanted = values_of(values)
+    found = ask.ask(broker, lambda executor: executor.set(uid, wanted, reason, dry_run=dry_run))
+    if as_json:
+        display.print_json(found)
+        return
+    for each in found.values:
+        when = f", {each.since}" if each.since else ""
+        say(f"{each.key}: {_shown(each.before)} -> {_shown(each.after)}{when}")
+    _say_changed(found, "is changed", "has these values already", as_json=as_json)
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
 
 
 @click.command("abort", short_help="End a run in order.")

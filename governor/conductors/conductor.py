@@ -89,6 +89,8 @@ class Conductor(ABC):
         self.spec = spec
         self.link = link
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.retired = asyncio.Event()
+        """It has ended what it was asked to, and its process ends with 0."""
         self.services = AsyncExitStack()
 
     def fail(self, reason: str) -> None:
@@ -240,8 +242,9 @@ async def _serve(conductor: Conductor, outbox: Outbox, closing: asyncio.Event) -
     service = conductor_service(spec.uid, spec.name, spec.incarnation)
     async with Worker(spec.worker_endpoint, service, command, credit=8, secret=spec.secret) as worker:
         stop = asyncio.create_task(closing.wait(), name="conductor.closing")
+        retire = asyncio.create_task(conductor.retired.wait(), name="conductor.retired")
         ready = asyncio.create_task(_get_ready(conductor, worker, outbox), name="conductor.ready")
-        ends: set[asyncio.Future[Any]] = {stop, conductor.failed}
+        ends: set[asyncio.Future[Any]] = {stop, retire, conductor.failed}
         try:
             await asyncio.wait({ready, *ends}, return_when=asyncio.FIRST_COMPLETED)
             if ready.done():
@@ -250,8 +253,8 @@ async def _serve(conductor: Conductor, outbox: Outbox, closing: asyncio.Event) -
             if conductor.failed.done():
                 raise ConductorError(conductor.failed.result())
         finally:
-            ready.cancel()
-            stop.cancel()
+            for task in (ready, stop, retire):
+                task.cancel()
 
 
 async def _report_failure(outbox: Outbox, error: Exception) -> None:

@@ -92,6 +92,14 @@ class SimulationWork(PhaseWork["Simulation"]):
         if (simulation := self.of(command.phase)) is not None:
             simulation.change(command)
 
+    def retire(self, retired: asyncio.Event) -> None:
+        """Begins no further episode; `retired` is set once those that are played have ended."""
+        if self.current is None or self.task is None or self.task.done():
+            retired.set()
+            return
+        self.current.retire()
+        self.task.add_done_callback(lambda _: retired.set())
+
     def stop(self, phase: int) -> None:
         if (simulation := self.of(phase)) is not None:
             simulation.finalizer.stop()

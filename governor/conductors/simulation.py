@@ -2,7 +2,7 @@
 
 It runs no user code, except with ``transport: in_process``: then environments and agents run here, in threads of
 their own; language models are called from here, and their environments have processes of their own. `StartSimulation`
-begins a phase's simulation, `PausePartCommand` pauses it and lets it go on, `StopPartCommand` ends it; `PartEnded` reports the end, once. `StartSimulation` sent
+begins a phase's simulation, `PausePartCommand` pauses it and lets it go on, `StopPartCommand` ends it, `Retire` leaves what has not begun to the next process; `PartEnded` reports the end, once. `StartSimulation` sent
 again ends a PAUSE of the same phase and begins nothing, also when the phase is over.
 """
 
@@ -29,6 +29,7 @@ from governor.messages import (
     Done,
     PausePartCommand,
     Refused,
+    Retire,
     StartSimulation,
     StopPartCommand,
 )
@@ -71,6 +72,9 @@ class SimulationController(Conductor):
                 return Done()
             case StopPartCommand():
                 self._work.stop(command.phase)
+                return Done()
+            case Retire():
+                self._work.retire(self.retired)
                 return Done()
             case _:
                 return await super().perform(command)

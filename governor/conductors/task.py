@@ -22,6 +22,7 @@ from governor.conductors.conductor import Conductor, refused
 from governor.conductors.phase_work import PhaseWork, SimulationWork
 from governor.errors import ConductorError
 from governor.messages import (
+    ChangeTasksCommand,
     ChangeWorkCommand,
     Done,
     PausePartCommand,
@@ -105,20 +106,21 @@ class TaskConductor(Conductor):
             case PausePartCommand():
                 self._pause_engine(paused=command.paused)
                 self._simulation.pause(command)
-                return Done()
             case ChangeWorkCommand():
                 if (tasks := self._tasks.of(command.phase)) is not None and command.task:
                     tasks.change(command.task, again=command.change == "requeue", reason=command.reason)
                 self._simulation.change(command)
-                return Done()
+            case ChangeTasksCommand():
+                if (tasks := self._tasks.of(command.phase)) is not None:
+                    tasks.change_limits(command.tasks)
             case StopPartCommand():
                 if (tasks := self._tasks.of(command.phase)) is not None:
                     tasks.stop(command.reason)
                 self._simulation.stop(command.phase)
                 self._pause_engine(paused=False)  # what follows cancelled tasks ends too
-                return Done()
             case _:
                 return await super().perform(command)
+        return Done()
 
     @property
     def progress(self) -> int:

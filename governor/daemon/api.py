@@ -38,6 +38,7 @@ from governor.journal.schema import LARGEST
 from governor.messages import (
     Abort,
     ChangeGroup,
+    ChangeRun,
     ChangeWork,
     Continue,
     Done,
@@ -152,6 +153,8 @@ class DaemonApi:
                 return await self.steering.go_on(asked, by)
             case ChangeWork():
                 return await self.steering.change_work(asked, by)
+            case ChangeRun():
+                return await self.steering.change_run(asked, by)
             case Drain():
                 return await self._daemon.draining.drain(asked, by)
             case Undrain():

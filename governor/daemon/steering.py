@@ -1,4 +1,4 @@
-"""What is asked of a run that has not ended: `abort`, `pause`, `continue`, and of its work: `cancel`, `requeue`. Of a run in a slot its state machine answers; one in the
+"""What is asked of a run that has not ended: `abort`, `pause`, `continue`, `set`, and of its work: `cancel`, `requeue`. Of a run in a slot its state machine answers; one in the
 queue is changed here, in its record first.
 
 Rule: each verb may be sent again. What is so already is answered with ``changed`` False, and not recorded.
@@ -12,27 +12,32 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from governor import logs
 from governor.daemon.damage import UNREADABLE, damage_in
 from governor.episodes.rules.evaluation import planned_episodes
 from governor.errors import AlreadyEnded, TryAgain, UsageError
-from governor.messages import Changed, Done
+from governor.messages import Changed, Done, RunChanged
+from governor.run_file.load import parse
 from governor.runs.assignment import Assignment, Waiting
 from governor.runs.record.result import figures_of, record_result, result_of_damaged
 from governor.runs.record.work_changes import cancellations
+from governor.runs.run_changes import accept, changed_run, require_possible
 from governor.runs.run_log import run_ended
 from states import Running
 from states.at_work import AtWork
-from states.events import ContinueRequested, PauseRequested, WorkChangeRequested
+from states.events import ContinueRequested, PauseRequested, PlanChangeRequested, WorkChangeRequested
 from states.stopping import Stopping
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Callable, Container
 
     from governor.daemon.queries import DaemonState, RunQueries
     from governor.journal.journal import Journal
     from governor.journal.runs_table import RunLine, RunRow
-    from governor.messages import Abort, ChangeWork, Continue, Pause, RunResult
+    from governor.journal.tables import Transaction
+    from governor.messages import Abort, ChangeRun, ChangeWork, Continue, Pause, RunResult, ValueChange
     from governor.run_file.phase_model import Phase
     from governor.runs.active_run import RunContext
     from states import State
@@ -48,6 +53,8 @@ class Steering:
         self._context = context
         self._journal: Journal = context.journal
         self._queries = queries
+        self._changing = asyncio.Lock()
+        """Held while a run in the queue is changed, or the run file of any."""
 
     async def pause(self, asked: Pause, by: dict[str, Any]) -> Changed:
         """Raises NoSuchRun, AlreadyEnded, TryAgain, UsageError for a hard pause of a run that may not go on after it."""
@@ -68,16 +75,18 @@ class Steering:
             if changed and not asked.dry_run:
                 self._log(PauseRequested.kind, row, asked.reason, by, hard=asked.hard)
                 left = governor.released
-                await governor.pause(row.uid, asked.reason, hard=asked.hard, by=by)
+                event = PauseRequested(row.uid, time.monotonic(), reason=asked.reason, hard=asked.hard)
+                await governor.command(event, by)
                 if asked.hard:
                     self._daemon.requeue(row.uid, left)
             return Changed(uid=row.uid, changed=changed, state=state.name, dry_run=asked.dry_run)
-        waiting = await self._queued(row)
-        changed = waiting.pause is None
-        if changed and not asked.dry_run:
-            self._log(PauseRequested.kind, row, asked.reason, by, hard=asked.hard)
-            data = {"reason": asked.reason, "hard": asked.hard}
-            await self._change_queued(row.uid, PauseRequested.kind, data, by, pause=asked.reason)
+        async with self._changing:
+            waiting = await self._queued(row)
+            changed = waiting.pause is None
+            if changed and not asked.dry_run:
+                self._log(PauseRequested.kind, row, asked.reason, by, hard=asked.hard)
+                data = {"reason": asked.reason, "hard": asked.hard}
+                await self._change_queued(waiting, PauseRequested.kind, data, by, pause=asked.reason)
         return Changed(uid=row.uid, changed=changed, state="queued", dry_run=asked.dry_run)
 
     async def go_on(self, asked: Continue, by: dict[str, Any]) -> Changed:
@@ -88,14 +97,15 @@ class Steering:
             changed = state.pause is not None or (isinstance(state, Running) and bool(state.paused))
             if changed and not asked.dry_run:
                 self._log(ContinueRequested.kind, row, asked.reason, by)
-                await governor.go_on(row.uid, asked.reason, by=by)
+                await governor.command(ContinueRequested(row.uid, time.monotonic(), reason=asked.reason), by)
             return Changed(uid=row.uid, changed=changed, state=state.name, dry_run=asked.dry_run)
-        waiting = await self._queued(row)
-        changed = waiting.pause is not None
-        if changed and not asked.dry_run:
-            self._log(ContinueRequested.kind, row, asked.reason, by)
-            data = {"reason": asked.reason}
-            await self._change_queued(row.uid, ContinueRequested.kind, data, by, pause=None)
+        async with self._changing:
+            waiting = await self._queued(row)
+            changed = waiting.pause is not None
+            if changed and not asked.dry_run:
+                self._log(ContinueRequested.kind, row, asked.reason, by)
+                data = {"reason": asked.reason}
+                await self._change_queued(waiting, ContinueRequested.kind, data, by, pause=None)
         return Changed(uid=row.uid, changed=changed, state="queued", dry_run=asked.dry_run)
 
     async def change_work(self, asked: ChangeWork, by: dict[str, Any]) -> Changed:
@@ -125,6 +135,37 @@ class Steering:
             self._log(event.kind, row, asked.reason, by, change=asked.change, phase=phase.name, **work)
             await governor.command(event, by)
         return Changed(uid=row.uid, changed=True, state=state.name, dry_run=asked.dry_run)
+
+    async def change_run(self, asked: ChangeRun, by: dict[str, Any]) -> RunChanged:
+        """Raises NoSuchRun, AlreadyEnded, TryAgain, UsageError, RunFileError."""
+        async with self._changing:  # each begins with what the one before has recorded
+            row = await self._unended(asked.uid)
+            change = await asyncio.to_thread(lambda: changed_run(parse(row.spec, row.name), asked.values))
+            if (governor := self._queries.governor_of(row.uid)) is not None:
+                state = _at_work(await governor.settled(), row.uid)
+                phase = state.phase if isinstance(state, Running) else None
+                accepted = accept(change, governor.assignment_of(row.uid), params=row.params, phase=phase)
+                if change.keys and not asked.dry_run:
+                    self._log(PlanChangeRequested.kind, row, asked.reason, by, changes=accepted.told)
+                    await governor.change_plan(accepted, by, asked.reason)
+                return _run_changed(asked, row, state.name, accepted.values)
+            waiting = await self._queued(row)
+            require_possible(change, first_phase=waiting.first_phase)
+            values = change.told()
+            if change.keys and not asked.dry_run:
+                plain = msgspec.to_builtins(values)
+                self._log(PlanChangeRequested.kind, row, asked.reason, by, changes=plain)
+                data = {"changes": plain, "reason": asked.reason}
+                params = change.params(row.params)
+                await self._change_queued(
+                    waiting,
+                    PlanChangeRequested.kind,
+                    data,
+                    by,
+                    pause=waiting.pause,
+                    also=partial(change.record, uid=row.uid, params=params),
+                )
+            return _run_changed(asked, row, "queued", values)
 
     def _is_unended(self, uid: str, index: int, asked: ChangeWork, phase: Phase) -> bool:
         """Whether it has not ended, and is not cancelled by an earlier request. Blocks."""
@@ -156,23 +197,33 @@ class Steering:
         )
 
     async def _change_queued(
-        self, uid: str, kind: str, data: dict[str, Any], by: dict[str, Any], *, pause: str | None
+        self,
+        waiting: Waiting,
+        kind: str,
+        data: dict[str, Any],
+        by: dict[str, Any],
+        *,
+        pause: str | None,
+        also: Callable[[Transaction], None] = lambda _: None,
     ) -> None:
-        """A paused run does not leave the queue while that is being recorded: without a time, seconds in work are not counted here."""
-        queue = self._daemon.queue
-        if pause is not None:
-            queue.pause(uid, pause)
+        """The run does not leave the queue while that is being recorded; `pause` is its pause from then on. Without a time, seconds in
+        work are not counted here. Only with `_changing`.
+        """
+        queue, uid = self._daemon.queue, waiting.uid
+
+        def change(transaction: Transaction) -> None:
+            also(transaction)
+            transaction.event(uid, kind, {**data, "by": BY, "who": by})
+
+        then = waiting.pause
+        queue.pause(uid, pause or then or "it is being changed")
         try:
-            await self._journal.write(
-                lambda transaction: transaction.event(uid, kind, {**data, "by": BY, "who": by})
-            )
-        except BaseException:
-            if pause is not None and uid in queue:
-                queue.pause(uid, None)
-            raise
-        if pause is None and uid in queue:  # it may have been aborted meanwhile
-            queue.pause(uid, None)
-        self._daemon.dispatch()
+            await self._journal.write(change)
+            then = pause
+        finally:
+            if uid in queue:  # it may have been aborted meanwhile
+                queue.pause(uid, then)
+            self._daemon.dispatch()
 
     def _log(self, event: str, row: RunRow, reason: str, by: dict[str, Any], **more: Any) -> None:
         log.info(event, run=row.uid, run_name=row.name, by=by, reason=reason, **more)
@@ -239,6 +290,10 @@ class Steering:
         """A run has ended that was not in work."""
         self._context.metrics.count("runs_ended", result.outcome)
         run_ended(result, submitted_by=result.submitted_by or None)
+
+
+def _run_changed(asked: ChangeRun, row: RunRow, state: str, values: tuple[ValueChange, ...]) -> RunChanged:
+    return RunChanged(uid=row.uid, changed=bool(values), state=state, dry_run=asked.dry_run, values=values)
 
 
 def require_work(asked: ChangeWork, phase: Phase) -> None:

@@ -73,7 +73,7 @@ class Simulation:
         self.link = link
         self.loop = asyncio.get_running_loop()
         self.stop_signal = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.stopping = self.abandoned = False
+        self.stopping = self.abandoned = self.retiring = False
         self.interrupts = False  # whether `interrupted` may say so of an episode at work
         self.replays = self.resets = self.replayed = 0
         self.figures: dict[str, float] = {}
@@ -115,7 +115,7 @@ class Simulation:
         schedule = self._rules.schedule
         with self._condition:
             self._user.wait()
-            while not self.stopping and not self._restores:
+            while not (self.stopping or self._restores or self.retiring):
                 if not (self._held or self._paused):
                     index = schedule.next() if again is None else again
                     if index is not None and self._attempts.cancels(index):
@@ -302,20 +302,14 @@ class Simulation:
         copy: Copy | None = None,
         recorded: Recorded | None = None,
     ) -> None:
-        """Runs from the first episode to `PartEndedReport`. `play` runs a worker in a thread of its own: one for each worker of the
-        command, or `threads`. `copy` copies the state of an agent; only a phase with checkpoints needs it. `recorded` finds, in
-        a thread too, what the steps name as their episodes, where these are not indices.
+        """Runs from the first episode to `PartEndedReport`. `play` runs a worker in a thread of its own: one for each worker, or `threads`.
+        `copy` copies an agent's state, for checkpoints. `recorded` finds, in a thread too, what the steps name as their episodes, if not indices.
         """
         command = self.command
         path = episode_file.path_of(Path(self.spec.run_folder), command.name)
+        told: dict[str, Any] = {"phase": command.name, "mode": command.mode, "reported": command.done.ended}
         try:
-            self._file = await asyncio.to_thread(
-                episode_file.EpisodeFile,
-                path=path,
-                phase=command.name,
-                mode=command.mode,
-                reported=command.done.ended,
-            )
+            self._file = await asyncio.to_thread(partial(episode_file.EpisodeFile, path=path, **told))
         except OSError as error:
             self.break_off(f"cannot write {path}: {one_line(error)}")
             await self._report_end(0.0)
@@ -337,6 +331,8 @@ class Simulation:
             seconds = monotonic() - self._began
             if clock is not None:
                 clock.cancel()
+            if self.retiring and not self.stopping and self._rules.schedule.is_left():
+                self.abandon()
             await self._user.close()
             await self._stages.settle_end(abandoned=self.abandoned)
             self._recorders.close()
@@ -347,6 +343,12 @@ class Simulation:
         if not self.abandoned:
             await self._report_end(seconds)
         await self.finalizer.close()
+
+    def retire(self) -> None:
+        """Begins no further episode: those that are left are for the process that continues the run."""
+        with self._condition:
+            self.retiring = True
+            self._condition.notify_all()
 
     def abandon(self) -> None:
         """The process exits. Running episodes are not recorded: the process that continues the run plays them again."""
@@ -384,17 +386,15 @@ class Simulation:
     async def _report_end(self, seconds: float) -> None:
         """`seconds` is the time during which episodes were played."""
         with self._condition:
-            schedule = self._rules.schedule
-            left = schedule.next() is not None or not schedule.is_last
-            if left and not self.stopping:
+            if not self.stopping and self._rules.schedule.is_left():
                 self._fault = self._fault or "no worker is left to play the episodes that remain"
                 self._end = "stopped"
             self.stopping = True  # from here on the eventfd may be closed
         metrics = self._rules.metrics_at_end(self._steps / seconds if seconds else None) | self.figures
         metrics |= {"episodes_played_again": self.replays} if self.replays else {}
-        await self.link.report(
-            self._rules.report_of_end(
-                end=self._end or "max_episodes", ended_by=self._ended_by, fault=self._fault, metrics=metrics
-            )
+        end = self._end or "max_episodes"
+        report = self._rules.report_of_end(
+            end=end, ended_by=self._ended_by, fault=self._fault, metrics=metrics
         )
+        await self.link.report(report)
         os.close(self.stop_signal)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from governor.executor.connection import Connection
 from governor.messages import (
     Abort,
     Changed,
+    ChangeRun,
     ChangeWork,
     Continue,
     Done,
@@ -13,10 +16,14 @@ from governor.messages import (
     Pause,
     Reload,
     Reloaded,
+    RunChanged,
     ShutdownDaemon,
     Stop,
     Undrain,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Control(Connection):
@@ -69,6 +76,18 @@ class Control(Connection):
         """
         asked = ChangeWork(uid, "requeue", phase, episode, task, reason, dry_run)
         return await self._ask(asked, Changed, source=uid)
+
+    async def set(
+        self, uid: str, values: Mapping[str, Any], reason: str = "", *, dry_run: bool = False
+    ) -> RunChanged:
+        """Gives keys of the run file other values, by their paths, as ``{"limits.wall_clock": "2h"}``; the answer says from when on each
+        counts. Raises NoSuchRun, AlreadyEnded, TryAgain, UsageError for a path that leads nowhere or what can't change now, RunFileError for
+        values that it can't have.
+        """
+        from governor.units.fields import without_numpy  # noqa: PLC0415  # pydantic, for this verb alone
+
+        asked = ChangeRun(uid=uid, values=without_numpy(dict(values)), reason=reason, dry_run=dry_run)
+        return await self._ask(asked, RunChanged, source=uid)
 
     async def abort(self, uid: str, reason: str = "") -> None:
         """Asks for the end of a run, in order; `wait` waits for it. Its result has the `reason`. Raises NoSuchRun, AlreadyEnded, TryAgain."""

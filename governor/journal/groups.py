@@ -167,14 +167,22 @@ class GroupChanges(ABC):
         params: dict[str, Any],
         labels: dict[str, str],
     ) -> None:
-        """Records what a run is found by."""
-        if group is None and not params and not labels:
-            return
+        """Records what a new run is found by."""
+        if group is not None:
+            self._connection.execute(
+                "UPDATE runs SET group_uid = ?, cell = ? WHERE uid = ?", (group, cell, uid)
+            )
+        if params or labels:
+            self.describe(uid, params=params, labels=labels)
+
+    def describe(self, uid: str, *, params: dict[str, Any], labels: dict[str, str]) -> None:
+        """Records the values and labels that a run is found by, instead of those that it had."""
         self._connection.execute(
-            "UPDATE runs SET group_uid = ?, cell = ?, params = ?, labels = ? WHERE uid = ?",
-            (group, cell, packed_or_none(params), packed_or_none(labels), uid),
+            "UPDATE runs SET params = ?, labels = ? WHERE uid = ?",
+            (packed_or_none(params), packed_or_none(labels), uid),
         )
         run = self._position(uid)
+        self._connection.execute("DELETE FROM run_labels WHERE run = ?", (run,))
         self._connection.executemany(
             "INSERT OR REPLACE INTO run_labels (run, key, value) VALUES (?, ?, ?)",
             [(run, key, value) for key, value in labels.items()],

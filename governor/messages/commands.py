@@ -12,9 +12,11 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from governor.messages.base import FailureKind, Message
 from governor.messages.conductor import (
+    ChangeTasksCommand,
     ChangeWorkCommand,
     PausePartCommand,
     Ping,
+    Retire,
     Shutdown,
     StopPartCommand,
     TaskSpec,
@@ -365,7 +367,15 @@ class StartTasks(Message, frozen=True):
 
 
 ConductorCommand: TypeAlias = (
-    StartSimulation | StartTasks | PausePartCommand | ChangeWorkCommand | StopPartCommand | Shutdown | Ping
+    StartSimulation
+    | StartTasks
+    | PausePartCommand
+    | ChangeWorkCommand
+    | ChangeTasksCommand
+    | StopPartCommand
+    | Retire
+    | Shutdown
+    | Ping
 )
 
 

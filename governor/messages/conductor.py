@@ -284,6 +284,17 @@ class ChangeWorkCommand(Message, frozen=True):
     reason: str
 
 
+class ChangeTasksCommand(Message, frozen=True):
+    """Other time-outs and retries of tasks of this phase: they are those of these `tasks`."""
+
+    phase: int
+    tasks: tuple[TaskSpec, ...]
+
+
+class Retire(Message, frozen=True):
+    """Begin no further episode, and exit with 0 once those that are played have ended and are on record."""
+
+
 class Shutdown(Message, frozen=True):
     """Close and exit with 0 within `grace` seconds."""
 

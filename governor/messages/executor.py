@@ -109,6 +109,15 @@ class ChangeWork(Message, frozen=True):
     dry_run: bool = False
 
 
+class ChangeRun(Message, frozen=True):
+    """Other `values` of keys of the run file, by their paths with dots. Answered with `RunChanged`."""
+
+    uid: str
+    values: dict[str, Any]
+    reason: str = ""
+    dry_run: bool = False
+
+
 class Drain(Message, frozen=True):
     """No queued run begins any more, also after a restart of the daemon, until `Undrain`. Answered with `Changed`."""
 
@@ -142,6 +151,21 @@ class Changed(Message, frozen=True):
     changed: bool
     state: str
     dry_run: bool = False
+
+
+class ValueChange(Message, frozen=True):
+    """A key of the run file, spelled as in its faults, with its value `before` and `after`. `since`: from when on the new one counts."""
+
+    key: str
+    before: Any
+    after: Any
+    since: str = ""
+
+
+class RunChanged(Changed, frozen=True):
+    """As `Changed`, with the values that differ."""
+
+    values: tuple[ValueChange, ...] = ()
 
 
 class Results(Message, frozen=True):
@@ -290,6 +314,7 @@ ExecutorRequest: TypeAlias = (
     | Pause
     | Continue
     | ChangeWork
+    | ChangeRun
     | Drain
     | Undrain
     | ShutdownDaemon
@@ -308,6 +333,7 @@ ExecutorReply: TypeAlias = (
     | Submitted
     | SubmittedGroup
     | Changed
+    | RunChanged
     | GroupChanged
     | GroupReport
     | GroupProgress

@@ -89,6 +89,11 @@ def expand(data: Mapping[str, Any], matrix: Matrix) -> tuple[list[Cell], list[tu
     return ([], faults) if faults else (cells, [])
 
 
+def place_of(data: Mapping[str, Any], name: str) -> Path:
+    """The place in a run file that a path with dots leads to. Raises UnknownPath."""
+    return resolve(data, name, roots=_ROOTS, kinds=_KINDS)
+
+
 def _targets(base: Mapping[str, Any], matrix: Matrix) -> tuple[dict[str, Path], list[tuple[Path, str]]]:
     """The place that each path leads to, and the faults of paths."""
     targets: dict[str, Path] = {}
@@ -96,7 +101,7 @@ def _targets(base: Mapping[str, Any], matrix: Matrix) -> tuple[dict[str, Path], 
     axes: dict[Path, str] = {}
     for place, name in matrix.names:
         try:
-            targets[name] = target = resolve(base, name, roots=_ROOTS, kinds=_KINDS)
+            targets[name] = target = place_of(base, name)
         except UnknownPath as error:
             near = suggestion(name, Matrix.model_fields) if len(place) == 2 else ""
             faults.append((place, str(error) if not near else f"unknown key {name!r}{near}"))

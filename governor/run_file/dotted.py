@@ -60,6 +60,16 @@ def with_value(node: Any, path: Path, value: Any) -> Any:
     return {**mapping(node), step: with_value(mapping(node).get(step), rest, value)}
 
 
+def value_at(node: Any, path: Path) -> Any:
+    """The value at `path`, None where there is none."""
+    for step in path:
+        if isinstance(step, int):
+            node = node[step] if isinstance(node, list | tuple) and step < len(node) else None
+        else:
+            node = mapping(node).get(step)
+    return node
+
+
 def _walk(data: Any, parts: list[str], kinds: Sequence[str]) -> Path:
     node, path = data, list[str | int]()
     while parts:

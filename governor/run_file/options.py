@@ -94,6 +94,17 @@ def parted(option: str, text: str) -> tuple[str, str]:
     return key.strip(), value.strip()
 
 
+def values_of(texts: Sequence[str]) -> dict[str, Any]:
+    """The values of ``KEY=VALUE``, one for each key. Raises UsageError."""
+    found = {}
+    for text in _once("set", texts):
+        path, values = _axis("set", text)
+        if len(values) > 1:
+            raise UsageError(f"set {path}: one value, not {len(values)}; a list is written as [1, 2]")
+        found[path] = values[0]
+    return found
+
+
 def _once(option: str, texts: Sequence[str]) -> Sequence[str]:
     keys = [text.partition("=")[0].strip() for text in texts]
     if twice := next((key for key in keys if keys.count(key) > 1), None):

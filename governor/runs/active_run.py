@@ -33,6 +33,7 @@ from governor.runs.report_handler import ReportHandler
 from governor.runs.resource_usage import ConductorUsage, Meter
 from governor.runs.run_log import RunLog
 from governor.runs.services import Services
+from states.events import ConductorReady, ContinueRequested, PartEnded, PauseRequested, PlanChangeRequested
 from transport.worker import Worker
 
 if TYPE_CHECKING:
@@ -45,8 +46,9 @@ if TYPE_CHECKING:
     from governor.output.collector import Collector
     from governor.runs.assignment import Assignment
     from governor.runs.file_watch import FileWatch
+    from governor.runs.run_changes import AcceptedChange
     from governor.runs.run_governor import RunGovernor
-    from states import State
+    from states import State, Step
     from states.events import Event
     from transport.access import Secret
     from transport.client import Client
@@ -114,6 +116,8 @@ class ActiveRun:
         self.folder = context.run_folder(self.uid)
         self.socket_folder = context.socket_folder(self.uid)
         self.dead_children: list[str] = []
+        self.change: AcceptedChange | None = None
+        """Of its run file, while that is being asked for."""
         self.log = RunLog(assignment, context.metrics)
         self.progress = Progress(assignment)
         self.limits = RunLimits(assignment.run.limits)
@@ -134,8 +138,7 @@ class ActiveRun:
             stack.enter_context(self.context.files.watched(self))
             await asyncio.to_thread(self.context.output.begin, self.folder)
             stack.push_async_callback(asyncio.to_thread, self.context.output.end, self.uid)
-            content = msgspec.json.format(msgspec.json.encode(self.assignment.run.raw()), indent=2)
-            await asyncio.to_thread(write_whole, self.folder / "run.json", content)
+            await self._write_run_file()
             await stack.enter_async_context(
                 Worker(
                     self.context.worker_endpoint,
@@ -146,11 +149,41 @@ class ActiveRun:
                 )
             )
             self.spawn(LivenessProbe(self).run(), "probe")
-            self.spawn(Meter(self).run(), "usage")
+            self._meter = self.spawn(Meter(self).run(), "usage")
             self.spawn(UsageRecorder(self).run(), "usage_record")
             self.spawn(self._record_environment(), "environment")
             self._open = stack.pop_all()
         return self
+
+    async def _write_run_file(self) -> None:
+        content = msgspec.json.format(msgspec.json.encode(self.assignment.run.raw()), indent=2)
+        await asyncio.to_thread(write_whole, self.folder / "run.json", content)
+
+    def stepped(self, before: State, event: Event, step: Step) -> None:
+        """The machine has answered, and that is on record."""
+        self.log.stepped(before, event, step)
+        match event:
+            case ConductorReady() | PartEnded():
+                self.progress.changes += 1
+            case PauseRequested(at=at):
+                self.progress.pause(at)
+            case ContinueRequested(at=at):
+                self.progress.go_on(at)
+            case PlanChangeRequested():
+                self._adopt_change()
+            case _:
+                pass
+
+    def _adopt_change(self) -> None:
+        if self.change is None:
+            return
+        self.assignment, self.change = self.change.assignment, None
+        self.progress.adopt(self.assignment)
+        self.log.adopt(self.assignment)
+        self.limits.set(self.assignment.run.limits)
+        if self._meter.done():  # it had nothing to measure
+            self._meter = self.spawn(Meter(self).run(), "usage")
+        self.spawn(self._write_run_file(), "run_file")
 
     async def _record_environment(self) -> None:
         try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from governor.messages import Made, StartSimulation, StartTasks, TaskSpec
+from governor.messages import ChangeTasksCommand, Made, StartSimulation, StartTasks, TaskSpec
 from governor.messages.figures import PhaseFigures
 from governor.run_file.load import Run, parse
 from governor.run_file.model import SERVICE, TASKS
@@ -15,6 +15,8 @@ from governor.runs.liveness import USER_CODE_SECONDS
 from governor.tasks.protocol.wire import PROGRAM
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from governor.journal.runs_table import RunRow
     from governor.messages import EndedRuns, FailureKind
     from governor.run_file.model import AgentSection
@@ -188,6 +190,11 @@ class Assignment(Waiting):
             dynamic_timeout=chosen.dynamic_timeout,
             grace=chosen.grace,
         )
+
+    def limits_of(self, phase: int, tasks: Collection[str]) -> ChangeTasksCommand:
+        """The command that tells the limits of these tasks of a phase."""
+        known = self.tasks(phase, done={}).tasks
+        return ChangeTasksCommand(phase=phase, tasks=tuple(task for task in known if task.id in tasks))
 
     def _made_agent(self, name: str) -> Made:
         section = self.run.conductors.agents[name]

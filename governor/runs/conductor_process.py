@@ -18,6 +18,7 @@ from governor.processes import process
 from governor.processes.kill_ladder import GracePeriods, terminate
 from governor.run_file.model import SERVICE
 from states import events
+from states.base import RunInWork
 
 if TYPE_CHECKING:
     from governor.processes.process import ChildProcess
@@ -66,6 +67,13 @@ class ConductorProcess:
         return self._termination, frozenset({self.child.pid, self._stuck_pid or self.child.pid})
 
     @property
+    def _is_replaced(self) -> bool:
+        """Whether it was asked to exit in its own time."""
+        state = self._run.state
+        known = state.conductors.find(self._name) if isinstance(state, RunInWork) else None
+        return known is not None and known.incarnation == self.incarnation and known.replacing
+
+    @property
     def _stamp(self) -> tuple[str, float, str, int]:
         """The first fields of an event of this conductor that happens now."""
         return *self._run.stamp, self._name, self.incarnation
@@ -93,7 +101,9 @@ class ConductorProcess:
         while not termination.done():  # SIGKILL may replace it
             await asyncio.wait({termination})
             termination = self._termination or termination
-        self._run.log.exited(self._name, pid=child.pid, exit_code=code, expected=self._is_stopping)
+        self._run.log.exited(
+            self._name, pid=child.pid, exit_code=code, expected=self._is_stopping or self._is_replaced
+        )
         await self._run.reports.close(self._name, self.incarnation)
         forkserver = child.lost_forkserver
         reason = f"its forkserver (pid {forkserver}) died" if forkserver is not None else ""

@@ -21,6 +21,7 @@ from governor.messages import (
     EndedRuns,
     PausePartCommand,
     Refused,
+    Retire,
     StartSimulation,
     StartTasks,
     StopPartCommand,
@@ -34,12 +35,15 @@ from states.at_work import AtWork
 from states.base import RunInWork
 from states.effects import (
     BeginPhase,
+    ChangeTasks,
     ChangeWork,
+    ConductorEffect,
     Effect,
     EndPhase,
     EndRun,
     PausePart,
     RemoveTraces,
+    RetireConductor,
     StartConductor,
     StartPart,
     StopConductor,
@@ -50,7 +54,7 @@ from states.effects import (
 from transport.errors import TransportError
 
 if TYPE_CHECKING:
-    from governor.messages import RunOutcome
+    from governor.messages import ConductorCommand, RunOutcome
     from governor.processes.process import ChildProcess
     from governor.runs.active_run import ActiveRun
 
@@ -96,8 +100,10 @@ class EffectRunner:
                 self._stop_conductor(effect)
             case BeginPhase(phase=phase):
                 self._run.progress.enter_phase(phase)
-            case StartPart() | PausePart() | ChangeWork() | StopPart():
+            case StartPart() | PausePart() | ChangeWork() | ChangeTasks() | StopPart():
                 self._tell_part(effect)
+            case RetireConductor(conductor=name):
+                self._run.spawn(self._tell_until_told(effect, Retire()), f"retire.{name}")
             case WriteResult():
                 self._run.spawn(self._write_result(effect), "result")
             case RemoveTraces():
@@ -147,7 +153,7 @@ class EffectRunner:
 
     # -- phases ------------------------------------------------------------------------------------------------
 
-    def _tell_part(self, effect: StartPart | PausePart | ChangeWork | StopPart) -> None:
+    def _tell_part(self, effect: StartPart | PausePart | ChangeWork | ChangeTasks | StopPart) -> None:
         place = f"{effect.part}.{effect.phase}"
         match effect:
             case StartPart():
@@ -164,6 +170,9 @@ class EffectRunner:
                     reason=effect.reason,
                 )
                 self._run.spawn(self._tell_until_told(effect, change), f"{effect.change}.{place}")
+            case ChangeTasks():
+                limits = self._run.assignment.limits_of(effect.phase, effect.tasks)
+                self._run.spawn(self._tell_until_told(effect, limits), f"limits.{place}")
             case StopPart():
                 self._run.spawn(self._stop_part(effect), f"end.{place}")
 
@@ -199,7 +208,7 @@ class EffectRunner:
             )
 
     async def _tell_until_told(
-        self, effect: PausePart | ChangeWork, command: PausePartCommand | ChangeWorkCommand
+        self, effect: PausePart | ChangeWork | ChangeTasks | RetireConductor, command: ConductorCommand
     ) -> None:
         """User code may keep a conductor from answering for as long as an episode takes. One that is dead has other watchers."""
         async with self._in_order[effect.conductor, effect.incarnation]:
@@ -209,12 +218,14 @@ class EffectRunner:
                         effect.conductor, effect.incarnation, command, seconds=COMMAND_SECONDS
                     )
                 except TransportError as error:
-                    log.debug("part.not_told", run=self._run.uid, part=effect.part, reason=str(error))
+                    log.debug(
+                        "conductor.not_told", run=self._run.uid, conductor=effect.conductor, reason=str(error)
+                    )
                     await asyncio.sleep(TELL_AGAIN_SECONDS)
                 else:
                     return
 
-    def _is_ready(self, effect: PausePart | ChangeWork) -> bool:
+    def _is_ready(self, effect: ConductorEffect) -> bool:
         """Whether this incarnation of its conductor still works on the run."""
         state = self._run.state
         found = state.conductors.find(effect.conductor) if isinstance(state, AtWork) else None

@@ -55,13 +55,18 @@ class RunLimits:
 
     def __init__(self, limits: LimitsSection) -> None:
         self.used = {"episodes": 0, "steps": 0, "tasks": 0}
+        self.knows_tasks = True
+        """Whether attempts of earlier invocations of the daemon are counted, too."""
         self._limits = limits
-        self._counts = any(limit in self.used for limit, _ in limits.amounts)
         self._attempts: dict[tuple[int, str, int], int] = {}
         """For each unfinished run of a task, the attempt that was counted last."""
         self._reported = False
         self.peak_memory: int | None = None
         """Bytes; None where memory is not measured."""
+
+    def set(self, limits: LimitsSection) -> None:
+        """Other limits, for what is used already, too."""
+        self._limits, self._reported = limits, False
 
     def measured(self, found: Mapping[str, int]) -> None:
         """Takes what was measured of memory and disk, in bytes."""
@@ -74,8 +79,7 @@ class RunLimits:
         self._attempts.clear()
 
     def count(self, new: Iterable[Recorded]) -> None:
-        """Without a limit on what is counted it does nothing, because events are many."""
-        for event in new if self._counts else ():
+        for event in new:
             match event:
                 case EpisodeEnded(episode=episode):
                     self.used["episodes"] += 1
@@ -119,21 +123,22 @@ class RunLimits:
 
 def limits_of(assignment: Assignment, journal: Journal) -> RunLimits:
     """The limits, with what earlier invocations of the daemon have counted for this run; inherited work is not
-    counted. What has no limit is not read. Blocks. Raises JournalError.
+    counted. Attempts of tasks are read only where they have a limit: they may be many. Blocks. Raises JournalError.
     """
     section, uid = assignment.run.limits, assignment.uid
     limits = RunLimits(section)
-    if section.steps is not None or section.episodes is not None:
-        for phase in range(len(assignment.run.phases)):
-            figures = figures_of(journal, assignment, phase)
-            limits.used["episodes"] += figures.trained + figures.evaluated
-            limits.used["steps"] += figures.steps + figures.evaluation_steps
-        inherited = journal.standing_events_of(uid, ("run.inherited",))
-        for kept in (each for event in inherited for each in event.data["kept"]):
-            limits.used["episodes"] -= kept["episodes"]
-            limits.used["steps"] -= kept["steps"] if "steps" in kept else _steps_of(journal, uid, kept)
+    for phase in range(len(assignment.run.phases)):
+        figures = figures_of(journal, assignment, phase)
+        limits.used["episodes"] += figures.trained + figures.evaluated
+        limits.used["steps"] += figures.steps + figures.evaluation_steps
+    inherited = journal.standing_events_of(uid, ("run.inherited",))
+    for kept in (each for event in inherited for each in event.data["kept"]):
+        limits.used["episodes"] -= kept["episodes"]
+        limits.used["steps"] -= kept["steps"] if "steps" in kept else _steps_of(journal, uid, kept)
     if section.tasks is not None:
         limits.count_recorded(journal.each_event_of(uid, OF_ATTEMPTS))
+    else:
+        limits.knows_tasks = not journal.last_event(uid, *OF_ATTEMPTS[1:])
     return limits
 
 

@@ -99,16 +99,15 @@ class Stall:
     moves it.
     """
 
-    def __init__(self, *, timeout: float | None, now: float) -> None:
+    def __init__(self, *, now: float) -> None:
         self.since = now
-        self._timeout = inf if timeout is None else timeout
         self._count = 0
         self._stalled = False
 
     def check(
-        self, count: int, *, at_work: bool, counts: bool, now: float
+        self, count: int, *, timeout: float | None, at_work: bool, counts: bool, now: float
     ) -> Literal["stalled", "resumed"] | None:
-        """`count` changes with any progress. A run that is not `at_work` in a phase has other deadlines. Returns each
+        """`count` changes with any progress, and `timeout` is seconds without it. A run that is not `at_work` in a phase has other deadlines. Returns each
         change once.
         """
         changed = count != self._count
@@ -119,7 +118,7 @@ class Stall:
             return "resumed" if was and changed else None
         if not counts:
             self.since = self.since if self._stalled else now
-        if self._stalled or now - self.since < self._timeout:
+        if self._stalled or timeout is None or now - self.since < timeout:
             return None
         self._stalled = True
         return "stalled"

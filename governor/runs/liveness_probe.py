@@ -40,7 +40,7 @@ class LivenessProbe:
         self._interval = min(LONGEST_INTERVAL, self._silence / 5)
         now = time.monotonic()
         self._liveness = liveness.Liveness(silence=self._silence, interval=self._interval, now=now)
-        self._stall = liveness.Stall(timeout=run.assignment.plan.stall_timeout, now=now)
+        self._stall = liveness.Stall(now=now)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -115,7 +115,8 @@ class LivenessProbe:
         count = self._run.progress.changes + self._liveness.changes
         since = self._stall.since
         at_work = isinstance(state, Running) and state.pause is None
-        match self._stall.check(count, at_work=at_work, counts=counts, now=now):
+        timeout = self._run.assignment.run.limits.stall_timeout
+        match self._stall.check(count, timeout=timeout, at_work=at_work, counts=counts, now=now):
             case "stalled":
                 detail = {"seconds": round(now - since, 3), "waits_for": state.waits_for}
                 log.warning("run.stalled", run=self._run.uid, **detail)

@@ -78,6 +78,12 @@ class Progress:
         self._steps = 0
         self._begin_pace(0.0)
 
+    def adopt(self, assignment: Assignment) -> None:
+        """The run file has changed."""
+        self._assignment = assignment
+        if self.phase_index is not None:
+            self.episodes_total = assignment.episodes_of(self.phase_index)
+
     def enter_simulation(self, done: PhaseFigures) -> None:
         """Episodes that ended in an earlier invocation count."""
         self.episodes_ended, self.episodes_failed = done.trained, done.bad

@@ -30,6 +30,7 @@ from governor.processes import kill_tree
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    from governor.run_file.model import LimitsSection
     from governor.runs.active_run import ActiveRun
 
 EVERY_SECONDS: Final = 2.0
@@ -53,8 +54,11 @@ class Meter:
 
     def __init__(self, active: ActiveRun) -> None:
         self._run = active
-        self._limits = active.assignment.run.limits
         self._cancelled = threading.Event()
+
+    @property
+    def _limits(self) -> LimitsSection:
+        return self._run.assignment.run.limits
 
     async def run(self) -> None:
         """Measures until it is cancelled; does not wait for a measurement under way: it ends soon, in its thread."""

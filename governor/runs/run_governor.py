@@ -30,11 +30,8 @@ from states.effects import EndRun
 from states.events import (
     AbortRequested,
     ConductorExited,
-    ConductorReady,
-    ContinueRequested,
     Event,
-    PartEnded,
-    PauseRequested,
+    PlanChangeRequested,
     ProcessesGone,
     RunAssigned,
     StopRequested,
@@ -51,11 +48,10 @@ if TYPE_CHECKING:
     from governor.run_file.model import Run
     from governor.runs.active_run import RunContext
     from governor.runs.assignment import Assignment
+    from governor.runs.run_changes import AcceptedChange
 
 SHOWN_TRANSITIONS: Final = 12
 """Transitions that a refusal names."""
-PROGRESS_EVENTS: Final = (ConductorReady, PartEnded)
-"""Events that are progress of a run, beside its records of episodes and tasks."""
 
 log = logs.get_logger()
 
@@ -115,6 +111,12 @@ class RunGovernor:
     @property
     def experiment_run_id(self) -> str | None:
         return self._active.uid if self._active else None
+
+    def assignment_of(self, uid: str) -> Assignment:
+        """That of the run in work. Raises TryAgain when it is another one."""
+        if self._active is None or self._active.uid != uid:
+            raise TryAgain(f"run {uid} is not in work any more")
+        return self._active.assignment
 
     @property
     def group(self) -> str | None:
@@ -236,21 +238,24 @@ class RunGovernor:
         async with self._assigning:
             return self.state
 
-    async def pause(
-        self, uid: str, reason: str, *, hard: bool = False, by: Mapping[str, Any] | None = None
+    async def command(
+        self, event: Event, by: Mapping[str, Any] | None, detail: Mapping[str, Any] | None = None
     ) -> None:
-        """Begins nothing further of the run; `hard`: interrupts it. Raises TryAgain when it is ending, or paused already."""
-        await self.command(PauseRequested(uid, time.monotonic(), reason=reason, hard=hard), by)
-
-    async def go_on(self, uid: str, reason: str, *, by: Mapping[str, Any] | None = None) -> None:
-        """Ends a pause. Raises TryAgain when the run is not paused."""
-        await self.command(ContinueRequested(uid, time.monotonic(), reason=reason), by)
-
-    async def command(self, event: Event, by: Mapping[str, Any] | None) -> None:
-        """Sends a command; `by` is recorded. Raises TryAgain when it is refused."""
+        """Sends a command; `by` and `detail` are recorded. Raises TryAgain when it is refused."""
         async with self._assigning:  # a run that is being assigned now is in work then
-            asked = self.post(event, {"by": dict(by)} if by else None)
+            asked = self.post(event, {**(detail or {}), **({"by": dict(by)} if by else {})})
         await asked
+
+    async def change_plan(self, change: AcceptedChange, by: Mapping[str, Any], reason: str) -> None:
+        """Gives the run in work the changed run file: that and its event are on record together. One at a time. Raises TryAgain when it
+        is refused.
+        """
+        if (active := self._active) is None:
+            raise TryAgain(f"run {change.assignment.uid} is not in work any more")
+        active.change = change
+        plan = change.assignment.plan
+        event = PlanChangeRequested(*active.stamp, plan=plan, renews=change.renews, tasks=change.tasks)
+        await self.command(event, by, {"changes": change.told, "reason": reason})
 
     def post_stop(self, reason: str, *, urgent: bool = False) -> None:
         """Interrupts the run; `handle_events` returns when its last process is gone. `urgent`: without any grace."""
@@ -304,6 +309,7 @@ class RunGovernor:
                 await self._record(before, event, step, detail)
                 self.state = step.state
                 if self._active is not None:
+                    self._active.stepped(before, event, step)
                     for effect in step.effects:
                         self._active.effects.perform(effect)
                 await self._after_step(before, event, step)
@@ -312,14 +318,16 @@ class RunGovernor:
 
     async def _record(self, before: State, event: Event, step: Step, detail: dict[str, Any]) -> None:
         """Records event and transition. If the journal fails, the run still stops in order, recorded or not."""
-        if self._active is None:
+        if (active := self._active) is None:
             return
-        uid = self._active.uid
-        rows = entries(before, event, step, detail=detail, assignment=self._active.assignment)
+        uid = active.uid
+        rows = entries(before, event, step, detail=detail, assignment=active.assignment)
 
         def change(transaction: Transaction) -> None:
             if isinstance(event, RunAssigned):
                 transaction.started(uid)
+            if isinstance(event, PlanChangeRequested) and (changed := active.change) is not None:
+                changed.record(transaction)
             for kind, data in rows:
                 transaction.event(uid, kind, data)
             if any(isinstance(effect, EndRun) and effect.outcome for effect in step.effects):
@@ -331,14 +339,6 @@ class RunGovernor:
             self.journal_failed(error)
 
     async def _after_step(self, before: State, event: Event, step: Step) -> None:
-        if self._active is not None:
-            self._active.log.stepped(before, event, step)
-        if isinstance(event, PROGRESS_EVENTS) and self._active is not None:
-            self._active.progress.changes += 1
-        if isinstance(event, PauseRequested) and self._active is not None:
-            self._active.progress.pause(event.at)
-        if isinstance(event, ContinueRequested) and self._active is not None:
-            self._active.progress.go_on(event.at)
         if isinstance(event, ConductorExited) and isinstance(before, AtWork) and not self.stopping:
             asked = before.conductors[event.conductor].replacing
             self.dead_children.extend([] if asked else [event.conductor])

@@ -65,6 +65,10 @@ class RunLog:
         self._episodes, self._tasks = Counter[str](), Counter[str]()
         self._failure = ""
 
+    def adopt(self, assignment: Assignment) -> None:
+        """The run file has changed."""
+        self._assignment = assignment
+
     # -- what conductors report -----------------------------------------------------------------------------
 
     def line(self, level: str, event: str, **data: Any) -> None:
@@ -158,7 +162,7 @@ class RunLog:
                     self._restarts += not asked
                     self._metrics.count("conductor_restarts", effect.kind)
                     self._repeated.log(
-                        "warning",
+                        "info" if asked else "warning",
                         "conductor.restarting",
                         **self._about,
                         conductor=effect.conductor,

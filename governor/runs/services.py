@@ -21,6 +21,7 @@ from governor.run_file.load import parse
 from governor.run_file.model import SERVICE
 
 if TYPE_CHECKING:
+    from governor.run_file.model import Run
     from governor.runs.assignment import Assignment
 
 LOWEST: Final = 20_000
@@ -66,8 +67,12 @@ def with_ports(assignment: Assignment) -> Assignment:
     if not services:
         return assignment
     ports = {name: section.fixed_port or free_port() for name, section in services.items()}
-    run = parse(declared.with_ports(assignment.run.raw(), ports.get), assignment.run.name)
-    return replace(assignment, run=run, ports=ports)
+    return replace(assignment, run=filled_in(assignment.run, ports), ports=ports)
+
+
+def filled_in(run: Run, ports: dict[str, int]) -> Run:
+    """The run with these ports of its services."""
+    return parse(declared.with_ports(run.raw(), ports.get), run.name) if ports else run
 
 
 def free_port() -> int:

@@ -41,7 +41,6 @@ from governor.tasks.scheduling.events import (
     SchedulerEvent,
     Shape,
     StartRunner,
-    TaskChanged,
     Tick,
     shape_of,
 )
@@ -58,6 +57,8 @@ if TYPE_CHECKING:
         Attempt,
         BatchSpec,
         SchedulingLimits,
+        TaskChanged,
+        TaskLimitsChanged,
         Waiting,
     )
     from governor.tasks.scheduling.runner_slots import RunnerSlot
@@ -204,9 +205,9 @@ class Engine:
         """What has not ended of the batch ends as `cancelled`."""
         self._handle(Cancelled(time.monotonic(), batch, reason, gentle))
 
-    def change_task(self, batch: BatchId, task: str, *, again: bool, reason: str) -> None:
-        """As `TaskChanged`. A task that has ended stays so."""
-        self._handle(TaskChanged(time.monotonic(), batch, task, reason, again))
+    def change_task(self, event: TaskChanged | TaskLimitsChanged) -> None:
+        """A task that has ended stays so."""
+        self._handle(event)
 
     def is_active(self, batch: BatchId | None = None) -> bool:
         """Whether it was submitted and has not ended; None: whether there is any such."""

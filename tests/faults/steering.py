@@ -7,9 +7,9 @@ import random
 import signal
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from governor.errors import AlreadyEnded, TryAgain, UsageError
+from governor.errors import AlreadyEnded, RunFileError, TryAgain, UsageError
 from governor.executor import Executor
 from tests.faults.instance import signal_all
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 VERBS: Final = (
     *("pause", "pause", "hard pause", "continue", "continue", "kill"),
-    *("requeue", "drain", "undrain"),
+    *("requeue", "drain", "undrain", "set", "set"),
 )
 LONGEST: Final = 8
 """Verbs of a sequence, and its end."""
@@ -41,34 +41,55 @@ class Steered:
 
 async def steer(instance: Instance, uid: str, *, seed: int, revive: Callable[[], Awaitable[None]]) -> Steered:
     """At its end the run goes on. `revive` returns when the next daemon is there."""
-    done, chance, paused, drained = Steered(), random.Random(seed), False, False  # not for secrets
-    verbs = [chance.choice(VERBS) for _ in range(chance.randint(2, LONGEST))]
+    chance = random.Random(seed)  # not for secrets
+    model = Model(instance, uid, chance)
+    done = model.done
     try:
-        for verb in verbs:
+        for verb in [chance.choice(VERBS) for _ in range(chance.randint(2, LONGEST))]:
             if verb == "kill":
                 signal_all(await instance.victims("daemon", uid), signal.SIGKILL)
                 done.kills += 1
                 await revive()
-            elif verb == "requeue":
-                await _requeue(instance, uid, chance)
-            elif verb in {"drain", "undrain"}:
-                drained = await _drain(instance, verb, done, drained=drained)
             else:
-                paused = await _command(instance, uid, verb, done, paused=paused)
+                await model.take(verb)
             done.verbs.append(verb)
-            done.found += await _differs(instance, uid, paused=paused, after=", ".join(done.verbs))
+            done.found += await _lost_values(instance, uid, model.values, after=", ".join(done.verbs))
+            done.found += await _differs(instance, uid, paused=model.paused, after=", ".join(done.verbs))
             await asyncio.sleep(chance.random() * 0.5)  # verbs come at any moment
-        if drained:
-            drained = await _drain(instance, "undrain", done, drained=True)
-        if paused:
-            await _command(instance, uid, "continue", done, paused=True)
+        for verb in ["undrain"] * model.drained + ["continue"] * model.paused:
+            await model.take(verb)
     except AlreadyEnded:
-        if paused and await _began_in_the_pause(instance, uid):
+        if model.paused and await _began_in_the_pause(instance, uid):
             done.found.append(f"a phase began in a pause, after {', '.join(done.verbs)}")
     finally:
-        if drained:
-            await _drain(instance, "undrain", done, drained=True)
+        if model.drained:
+            await model.take("undrain")
     return done
+
+
+@dataclass
+class Model:
+    """What the daemon and the run have been told, and so should be."""
+
+    instance: Instance
+    uid: str
+    chance: random.Random
+    done: Steered = field(default_factory=Steered)
+    paused: bool = False
+    drained: bool = False
+    values: dict[str, Any] = field(default_factory=dict)
+
+    async def take(self, verb: str) -> None:
+        instance, uid, done = self.instance, self.uid, self.done
+        match verb:
+            case "requeue":
+                await _requeue(instance, uid, self.chance)
+            case "set":
+                await _set(instance, uid, self.chance, self.values, done)
+            case "drain" | "undrain":
+                self.drained = await _drain(instance, verb, done, drained=self.drained)
+            case _:
+                self.paused = await _command(instance, uid, verb, done, paused=self.paused)
 
 
 async def _began_in_the_pause(instance: Instance, uid: str) -> bool:
@@ -98,6 +119,34 @@ async def _requeue(instance: Instance, uid: str, chance: random.Random) -> None:
         [run] = (await executor.status(uid)).runs
         with suppress(TryAgain, UsageError):  # it is not at work, or its phase has no episodes
             await executor.requeue(uid, episode=run.episodes_ended + chance.randrange(3), reason="steered")
+
+
+async def _set(
+    instance: Instance, uid: str, chance: random.Random, values: dict[str, Any], done: Steered
+) -> None:
+    """Other limits, and often workers of the phase at work: its simulation is replaced. Sent twice."""
+    wanted: dict[str, Any] = {"limits.wall_clock": float(chance.randint(1000, 9000))}
+    async with Executor(instance.endpoint, patience=AGREES_SECONDS) as executor:
+        [run] = (await executor.status(uid)).runs
+        if run.phase and chance.random() < 0.7:
+            wanted[f"{run.phase}.simulate.workers"] = chance.choice([1, 2])
+        for again in (False, True):
+            with suppress(
+                TryAgain, UsageError, RunFileError
+            ):  # on its way, the next phase, or one without episodes
+                changed = (await executor.set(uid, wanted)).changed
+                values |= {"limits.wall_clock": wanted["limits.wall_clock"]}
+                if again and changed:
+                    done.found.append(f"set twice after {', '.join(done.verbs)}: changed is True")
+
+
+async def _lost_values(instance: Instance, uid: str, values: dict[str, Any], *, after: str) -> list[str]:
+    """What was set and does not hold: setting it again would change something."""
+    async with Executor(instance.endpoint, patience=AGREES_SECONDS) as executor:
+        with suppress(TryAgain):
+            found = await executor.set(uid, values, dry_run=True)
+            return [f"after {after}: {each.key} is {each.before!r}" for each in found.values]
+    return []
 
 
 async def _command(instance: Instance, uid: str, verb: str, done: Steered, *, paused: bool) -> bool:

@@ -21,6 +21,7 @@ class Process:
     stage: str = "wanted"  # then alive, then dead
     reported_ready: bool = False
     terminating: bool = False
+    retiring: bool = False
     stuck: bool = False
     silent: bool = False
     works_on: set[tuple[int, str]] = field(default_factory=set)
@@ -98,6 +99,8 @@ class CheckedMachine:
                 self.stop_taken = True
             case e.AbortRequested():
                 self.abort_taken = True
+            case e.PlanChangeRequested():
+                self.plan = event.plan
             case e.PauseRequested():
                 self.hard_pause_taken |= event.hard
             case e.PartEnded() if before.name == "running":
@@ -112,10 +115,12 @@ class CheckedMachine:
         {
             effects.StartConductor: self._start,
             effects.StopConductor: self._stop,
+            effects.RetireConductor: self._retire,
             effects.StartPart: self._start_part,
             effects.StopPart: self.to_end.append,
             effects.PausePart: self._pause_part,
             effects.ChangeWork: self._change_work,
+            effects.ChangeTasks: self._change_work,
             effects.Wake: self._wake,
             effects.BeginPhase: self._begin_phase,
             effects.EndPhase: self._end_phase,
@@ -140,6 +145,13 @@ class CheckedMachine:
         self.processes[key].terminating = True
         if self.processes[key].stage == "wanted":
             self._exits(key, None)
+
+    def _retire(self, effect):
+        process = self.processes[effect.conductor, effect.incarnation]
+        assert process.reported_ready
+        assert not process.retiring, "asked twice"
+        process.retiring = True
+        self.taken_along += 1
 
     def _start_part(self, effect):
         assert (effect.phase, effect.part) not in self.parts_ended, "done twice"

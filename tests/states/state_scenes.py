@@ -53,6 +53,10 @@ def change(what="cancel", *, phase=1, episode=None, task="", at=0.0, run="r1"):
     )
 
 
+def change_plan(plan, *, renews=False, tasks=(), at=0.0, run="r1"):
+    return e.PlanChangeRequested(run=run, at=at, plan=plan, renews=renews, tasks=tasks)
+
+
 def stop(reason="going down", *, urgent=False, at=0.0, run="r1"):
     return e.StopRequested(run=run, at=at, reason=reason, urgent=urgent)
 

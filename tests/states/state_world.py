@@ -18,6 +18,7 @@ from typing import get_args
 
 from states import events as e
 from tests.states.checked_machine import CheckedMachine
+from tests.states.state_scenes import PLAN
 
 
 class World(CheckedMachine):
@@ -41,6 +42,7 @@ class World(CheckedMachine):
                     [("ladder", key), ("sticks", key)] if process.terminating and not process.stuck else []
                 )
                 found += [("part ends", key, work) for work in sorted(process.works_on)]
+                found += [("retires", key)] if process.retiring else []
         found += [("forkserver exits",)] if any(p.is_alive for p in self.processes.values()) else []
         found += [("part begins", index) for index in range(len(self.to_begin))]
         found += [("part refused", index) for index in range(len(self.to_begin))]
@@ -62,6 +64,7 @@ class World(CheckedMachine):
             "starts": self._starts,
             "does not start": lambda key: self._exits(key, None, "no memory"),
             "exits": self._exits,
+            "retires": lambda key: self._exits(key, 0),
             "forkserver exits": self._forkserver_exits,
             "reports failure": self._reports_failure,
             "is ready": self._is_ready,
@@ -218,6 +221,12 @@ class World(CheckedMachine):
 
     def change(self, what, phase, **work):
         self._command(e.WorkChangeRequested, change=what, phase=phase, **work)
+
+    def change_plan(self, *, renews, tasks=(), **changes):
+        """More restarts, and what `changes` says."""
+        plan = self.plan or PLAN
+        plan = replace(plan, uid=f"r{self.runs}", restarts=plan.restarts + 1, **changes)
+        self._command(e.PlanChangeRequested, plan=plan, renews=renews, tasks=tasks)
 
     @property
     def is_paused(self):

@@ -47,7 +47,7 @@ def test_all_parts_of_the_phase_are_paused_and_go_on():
     assert slot.state.waits_for == "`governor continue r1` (paused: a guest)"
     assert slot.refuses(pause()) == "it is paused already"
     assert slot.send(go_on(at=9)) == [paused("simulation", paused=False), paused("tasks", paused=False)]
-    assert slot.state == running(phase=1).state
+    assert slot.state == replace(running(phase=1).state, counted_from=4)
     assert slot.refuses(go_on()) == "it is not paused"
 
 
@@ -117,7 +117,7 @@ def test_a_timer_that_was_under_way_when_the_clock_was_set_back_means_nothing():
     slot = running(LIMITED, at=0)
     slot.send(pause(at=300))
     slot.send(go_on(at=899.99))
-    assert "set the clock back" in slot.drops(passed("wall_clock", at=900))
+    assert "set back" in slot.drops(passed("wall_clock", at=900))
     slot.send(passed("wall_clock", at=1499.99))
     assert slot.state.name == "finalizing"
 

@@ -24,7 +24,7 @@ BOUND = 400
 each at most.
 """
 CALM = frozenset(
-    {"starts", "is ready", "ladder", "part begins", "part ends", "part stops", "writes", "removes"}
+    {"starts", "is ready", "ladder", "part begins", "part ends", "part stops", "retires", "writes", "removes"}
 )
 MOODS = {
     "calm": CALM,
@@ -127,9 +127,10 @@ class LongSequence:
             pause = lambda: world.pause(hard=self.chance(0.2))  # noqa: E731
             work = pick([{"episode": 3}, {"task": "fit"}])
             change = lambda: world.change(pick(["cancel", "requeue"]), pick([0, 1, 2]), **work)  # noqa: E731
-            pick(
-                [world.abort, world.abort, stop, pause, pause, world.go_on, world.go_on, world.go_on, change]
-            )()
+            limit = {"wall_clock": pick([None, 500.0, 900.0])}
+            plan = lambda: world.change_plan(renews=self.chance(0.5), tasks=pick([(), ("fit",)]), **limit)  # noqa: E731
+            verbs = [stop, change, plan, *[world.abort, pause, plan] * 2, *[world.go_on] * 3]
+            pick(verbs)()
         elif world.sent and self.chance(0.05):
             world.send_again(self.random.randrange(len(world.sent)))
         elif world.mail and self.chance(self.lag):
@@ -252,6 +253,10 @@ class RandomEvents(RuleBasedStateMachine):
     @rule()
     def go_on(self):
         self.world.go_on()
+
+    @rule(renews=st.booleans(), wall_clock=st.sampled_from([None, 1.0, 900.0]))
+    def change_plan(self, renews, wall_clock):
+        self.world.change_plan(renews=renews, tasks=("fit",), wall_clock=wall_clock)
 
     @rule(phase=st.integers(0, 2), is_task=st.booleans())
     def change(self, phase, is_task):

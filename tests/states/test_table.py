@@ -22,6 +22,7 @@ from tests.states.state_scenes import (
     asked,
     assigned,
     change,
+    change_plan,
     closing,
     ended,
     exceeded,
@@ -146,6 +147,10 @@ def sent():
     yield from (abort(), abort(""), stop(), stop(urgent=True), pause(), pause(hard=True), go_on())
     for phase in (0, 1, 2, 9):
         yield from (change(phase=phase, episode=3), change("requeue", phase=phase, task="t"))
+    yield from (
+        change_plan(PLAN),
+        change_plan(replace(PLAN, wall_clock=900, restarts=0), renews=True, tasks=("fit",)),
+    )
     for name in DEADLINES:
         yield passed(name, at=1000)
         yield from (passed(name, conductor, n) for conductor in NAMES for n in (1, 2))

@@ -245,11 +245,7 @@ def _phases(found: Sequence[PhaseResult]) -> TableColumns:
 
 
 def _exactly(phase: PhaseResult) -> str:
-    return (
-        "after a process had died: exact"
-        if phase.exact
-        else f"after a process had died: not exact, {phase.not_exact}"
-    )
+    return "in another process: exact" if phase.exact else f"in another process: not exact, {phase.not_exact}"
 
 
 def _mean(metrics: dict[str, float], name: str) -> str:

@@ -209,7 +209,7 @@ class InProcess:
             context.agent = name
             context.enter(SAVE, seconds=FINAL_SAVE_SECONDS)
             try:
-                agent.save(over=not self._simulation.abandoned)
+                agent.save(over=not (self._simulation.abandoned or self._simulation.retiring))
             except BaseException as error:  # noqa: BLE001  # user code, and the disk
                 self._simulation.break_off(reason_of(error).within(f"agent {name!r} cannot be saved"))
             context.leave()

@@ -134,6 +134,10 @@ class EpisodeSchedule:
         """A worker that gets no episode now gets none any more: no stage follows, and none is assigned again."""
         return self._following is None and not (self._repeats and self._open)
 
+    def is_left(self) -> bool:
+        """Whether an episode has not been played, though no worker plays any more. It takes that."""
+        return self.next() is not None or not self.is_last
+
     @property
     def is_over(self) -> bool:
         """All episodes have ended; a checkpoint at their end may still be taken."""

@@ -14,7 +14,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from governor import logs
 from governor.episodes.records.tracebacks import Tracebacks
@@ -26,14 +29,14 @@ from governor.messages import PartEndedReport, TaskAttemptEnded, TaskEnded, Task
 from governor.tasks.errors import GraphError
 from governor.tasks.ports import BatchListener
 from governor.tasks.protocol.wire import Input
-from governor.tasks.scheduling.events import BatchSpec
+from governor.tasks.scheduling.events import BatchSpec, TaskChanged, TaskLimitsChanged
 from governor.tasks.scheduling.wait_policy import min_wait_num
 from governor.tasks.work import file_name
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
-    from governor.messages import ConductorEvent, ReportedSums, StartTasks, TaskRecord
+    from governor.messages import ConductorEvent, ReportedSums, StartTasks, TaskRecord, TaskSpec
     from governor.messages.link import Link
     from governor.tasks.engine import Engine
     from governor.tasks.scheduling.events import (
@@ -160,9 +163,19 @@ class PhaseTasks(BatchListener):
     def change(self, task: str, *, again: bool, reason: str) -> None:
         """Cancels a task, or ends what runs of it and does it again. It may be called before `begin`."""
         if self._has_begun:
-            self._engine.change_task(self.phase, task, again=again, reason=reason)
+            self._engine.change_task(TaskChanged(monotonic(), self.phase, task, reason, again))
         elif not again:
             self._changed[task] = reason
+
+    def change_limits(self, tasks: Sequence[TaskSpec]) -> None:
+        """These tasks have other time-outs and retries. It may be called before `begin`."""
+        if self._has_begun:
+            for task in tasks:
+                self._engine.change_task(TaskLimitsChanged(monotonic(), self.phase, task))
+            return
+        new = {task.id: task for task in tasks}
+        known = tuple(new.get(task.id, task) for task in self._command.tasks)
+        self._command = msgspec.structs.replace(self._command, tasks=known)
 
     # -- BatchListener --------------------------------------------------------------------------------------
 

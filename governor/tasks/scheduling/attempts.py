@@ -15,6 +15,8 @@ import math
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
+
 from governor.failures import Reason, place_of
 from governor.tasks.protocol.wire import Begun, Over
 from governor.tasks.scheduling.alarms import Alarms
@@ -31,7 +33,8 @@ from governor.tasks.scheduling.events import (
 from governor.tasks.scheduling.runner_slots import Job, Termination
 
 if TYPE_CHECKING:
-    from governor.messages import TaskOutcome
+    from governor.messages import TaskOutcome, TaskSpec
+    from governor.tasks.scheduling.batch import Batch
     from governor.tasks.scheduling.events import (
         Revoked,
         RunnerGone,
@@ -359,17 +362,35 @@ class Attempts:
             job.presumed = True
             self.check(slot)
 
+    def change_limits(self, batch: Batch | None, task: TaskSpec) -> None:
+        """What is ending, ends."""
+        if batch is None or (node := batch.nodes.get(task.id)) is None:
+            return
+        node.spec = replace(node.spec, timeout=task.timeout, retries=task.retries, retry=task.retry)
+        for slot, job in [each for each in batch.at_work.values() if each[1].subtask.node is node]:
+            limit = self._set_limit(job.subtask)
+            job.attempt = replace(job.attempt, limit=limit)
+            if job.started_at is not None and job.termination is None:
+                job.deadline = None if limit is None else job.started_at + limit
+                self.check(slot)
+
+    def _set_limit(self, subtask: SubTask) -> float | None:
+        """Of its current attempt, in seconds."""
+        task, batch = subtask.node.spec, subtask.node.batch
+        limit = task.timeout
+        if batch.limits is not None and not task.is_eval:
+            limit = batch.limits.limit(limit)
+        if batch.spec.budget is not None:
+            limit = min(math.inf if limit is None else limit, subtask.left(self.outcomes.now))
+        subtask.limit = None if limit == math.inf else limit
+        return subtask.limit
+
     def dispatch(self, slot: RunnerSlot, subtasks: list[SubTask]) -> None:
         self.slots.assign(slot)
         for subtask in subtasks:
             task, batch = subtask.node.spec, subtask.node.batch
-            limit = task.timeout
-            if batch.limits is not None and not task.is_eval:
-                limit = batch.limits.limit(limit)
             subtask.began = None
-            if batch.spec.budget is not None:
-                limit = min(math.inf if limit is None else limit, subtask.left(self.outcomes.now))
-            subtask.limit = limit = None if limit == math.inf else limit
+            limit = self._set_limit(subtask)
             attempt = Attempt(next(self._tickets), batch.id, task, subtask.missing, subtask.number, limit)
             job = Job(attempt, subtask)
             slot.jobs.append(job)

@@ -32,6 +32,7 @@ from governor.tasks.scheduling.events import (
     Shape,
     StartRunner,
     TaskChanged,
+    TaskLimitsChanged,
     Tick,
 )
 from governor.tasks.scheduling.outcomes import Outcomes
@@ -111,6 +112,8 @@ class Core:
                 self._cancelled(event)
             case TaskChanged():
                 self._task_changed(event)
+            case TaskLimitsChanged():
+                self.attempts.change_limits(self.batches.get(event.batch), event.task)
             case Replaced():
                 self._replaced(event)
             case Resized():

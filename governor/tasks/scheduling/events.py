@@ -136,6 +136,13 @@ class TaskChanged(SchedulerEvent, frozen=True):
     again: bool = False
 
 
+class TaskLimitsChanged(SchedulerEvent, frozen=True):
+    """A task has the time-out and the retries of this one, with the same id; its attempts on runners, too."""
+
+    batch: BatchId
+    task: TaskSpec
+
+
 class RunnerReady(SchedulerEvent, frozen=True):
     runner: int
 

@@ -129,15 +129,15 @@ class Outcomes:
         self._fail(job, run, termination, is_retried=self._is_retried(job, termination))
 
     def _is_retried(self, job: Job, termination: Termination) -> bool:
-        attempt = job.attempt
+        attempt, task = job.attempt, job.subtask.node.spec
         if not termination.retry or job.subtask.left(self.now) <= LEAST:
             return False
         if termination.granted:
             return True
-        if attempt.task.retry:
+        if task.retry:
             kind = kind_of(termination.outcome, termination.error)
-            return job.subtask.failures_of(kind, attempt.number) <= attempt.task.retry.get(kind, 0)
-        return attempt.number <= attempt.task.retries + job.subtask.granted
+            return job.subtask.failures_of(kind, attempt.number) <= task.retry.get(kind, 0)
+        return attempt.number <= task.retries + job.subtask.granted
 
     def _fail(self, job: Job, run: int, termination: Termination, *, is_retried: bool) -> None:
         if is_retried and not job.subtask.withdrawn:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from governor.daemon.dispatcher import take
-from governor.errors import AlreadyEnded, GovernorError, JournalError, NoSuchRun, TryAgain
+from governor.errors import (
+    AlreadyEnded,
+    GovernorError,
+    JournalError,
+    NoSuchRun,
+    RunFileError,
+    TryAgain,
+    UsageError,
+)
 from tests.support.daemon.api_world import RUN, open_api
 
 
@@ -103,3 +111,54 @@ async def test_a_paused_run_can_be_aborted(daemon):
     await daemon.executor.abort(uid)
     [run] = (await daemon.executor.status(uid)).runs
     assert (run.outcome, run.paused) == ("aborted", False)
+
+
+async def test_a_queued_run_gets_other_values_with_their_event_and_is_found_by_them(daemon):
+    uid = await daemon.executor.submit({**RUN, "labels": {"team": "rl"}})
+    found = await daemon.executor.set(uid, {"seed": 9, "labels.team": "ops"}, "a better seed", dry_run=True)
+    assert (found.changed, found.state, recorded(daemon, uid)) == (True, "queued", [])
+    found = await daemon.executor.set(uid, {"seed": 9, "labels.team": "ops"}, "a better seed")
+    assert [(each.key, each.before, each.after) for each in found.values] == [
+        ("seed", 0, 9),
+        ("labels.team", "rl", "ops"),
+    ]
+    again = await daemon.executor.set(uid, {"seed": 9})
+    assert (again.changed, again.values) == (False, ())
+    [(kind, data)] = recorded(daemon, uid)
+    assert (kind, data["reason"], data["by"]) == ("run.plan_change_requested", "a better seed", "api")
+    assert [each["key"] for each in data["changes"]] == ["seed", "labels.team"]
+    assert [run.uid for run in (await daemon.executor.list(labels={"team": "ops"})).runs] == [uid]
+    assert (await daemon.executor.list(labels={"team": "rl"})).runs == ()
+    taken = await take(daemon.queue, daemon.journal, damaged={})
+    assert (taken.run.seed, dict(taken.run.labels)) == (9, {"team": "ops"})
+
+
+async def test_values_that_a_run_can_not_have_change_nothing(daemon):
+    uid = await daemon.executor.submit(RUN)
+    with pytest.raises(RunFileError, match="seed"):
+        await daemon.executor.set(uid, {"seed": -1})
+    with pytest.raises(UsageError, match="neither a key of the run file"):
+        await daemon.executor.set(uid, {"speed": 1})
+    with pytest.raises(NoSuchRun):
+        await daemon.executor.set("nobody", {"seed": 1})
+    await daemon.executor.abort(uid)
+    with pytest.raises(AlreadyEnded):
+        await daemon.executor.set(uid, {"seed": 1})
+
+
+async def test_a_change_keeps_the_pause_of_a_queued_run_and_the_run_in_the_queue(daemon, monkeypatch):
+    paused, other = await daemon.executor.submit(RUN), await daemon.executor.submit(RUN)
+    await daemon.executor.pause(paused, "a guest")
+    await daemon.executor.set(paused, {"seed": 1})
+    assert daemon.queue.find(paused).pause == "a guest"
+    write, seen = daemon.journal.write, []
+
+    async def look(change, **more):
+        seen.append(await take(daemon.queue, daemon.journal, damaged={}))
+        return await write(change, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(daemon.journal, "write", look)
+        await daemon.executor.set(other, {"seed": 1})
+    assert seen == [None]
+    assert (await take(daemon.queue, daemon.journal, damaged={})).run.seed == 1

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from structlog.testing import capture_logs
 
+from governor.journal.journal import Journal
 from governor.metrics import Metrics
 from governor.run_file.load import parse
 from governor.runs import active_run
@@ -32,10 +33,6 @@ async def never(*_, **__):
     await asyncio.Event().wait()
 
 
-async def called(question):
-    return question()
-
-
 class World:
     """What a run needs of its daemon and of its governor; `open` names what it has opened and not closed."""
 
@@ -43,6 +40,8 @@ class World:
         self.open = set()
         self.posted = asyncio.Queue()
         self.failures = []
+        self.journal = Journal(folder / "governor.db")
+        self.journal.make_room = self.failures.append
         secret = Secret.new()
         context = SimpleNamespace(
             worker_endpoint="ipc://worker",
@@ -53,7 +52,7 @@ class World:
             files=SimpleNamespace(watched=lambda run: self.opened("watch")),
             output=SimpleNamespace(begin=lambda folder: None, end=lambda uid: None),
             client=SimpleNamespace(request=never),
-            journal=SimpleNamespace(make_room=self.failures.append, read=called, submitters=lambda uids: {}),
+            journal=self.journal,
             metrics=Metrics(),
         )
         governor = SimpleNamespace(
@@ -77,10 +76,11 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path, monkeypatch):
+async def world(tmp_path, monkeypatch):
     made = World(tmp_path)
     monkeypatch.setattr(active_run, "Worker", made.worker)
-    return made
+    yield made
+    await made.journal.close()
 
 
 def tasks_of(run):

@@ -154,10 +154,10 @@ def test_it_moves_when_a_conductor_tells_of_progress(world):
 
 
 def test_a_run_stalls_after_its_time_and_resumes_and_each_is_reported_once():
-    stall = Stall(timeout=60, now=0)
+    stall = Stall(now=0)
 
     def check(count, now, *, at_work=True, counts=True):
-        return stall.check(count, at_work=at_work, counts=counts, now=now)
+        return stall.check(count, timeout=60, at_work=at_work, counts=counts, now=now)
 
     assert [check(3, 10), check(3, 69), check(3, 70), check(3, 71)] == [None, None, "stalled", None]
     assert stall.since == 10
@@ -171,8 +171,8 @@ def test_a_run_stalls_after_its_time_and_resumes_and_each_is_reported_once():
 
 
 def test_without_a_timeout_nothing_stalls():
-    stall = Stall(timeout=None, now=0)
-    assert stall.check(0, at_work=True, counts=True, now=1e9) is None
+    stall = Stall(now=0)
+    assert stall.check(0, timeout=None, at_work=True, counts=True, now=1e9) is None
 
 
 # -- what user code may take -----------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from governor.tasks.scheduling.events import (
     RunnerReported,
     StartRunner,
     TaskChanged,
+    TaskLimitsChanged,
     Tick,
 )
 
@@ -100,6 +101,9 @@ class Driver:
 
     def change(self, name, now, *, again=False):
         return self.on(TaskChanged(now, "b", name, "by hand", again))
+
+    def change_limits(self, name, now, **limits):
+        return self.on(TaskLimitsChanged(now, "b", task(name, **limits)))
 
 
 class Body:

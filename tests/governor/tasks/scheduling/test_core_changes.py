@@ -94,3 +94,57 @@ def test_a_task_that_does_not_run_is_not_done_again():
     assert driver.change("b", 1.0, again=True) == []
     driver.end(sent, 2.0)
     assert driver.core.batches["b"].left == 1
+
+
+def test_a_running_attempt_gets_the_new_time_out_from_its_beginning():
+    driver = Driver(task("a", timeout=10.0), slots=1, grace=1.0)
+    sent = driver.ready(0)
+    driver.begin(sent, 0.0)
+    driver.change_limits("a", 9.0, timeout=30.0)
+    driver.tick(11.0)
+    assert outcomes(driver) == {}
+    driver.tick(30.0)
+    driver.gone(0, 30.5)
+    assert driver.records()["a", 0].outcome == "timed_out"
+    assert driver.records()["a", 0].error == "ran longer than its timeout of 30 s"
+
+
+def test_a_time_out_that_has_passed_by_then_ends_the_attempt_at_once_and_none_ends_none():
+    driver = Driver(task("a", timeout=None), task("b", timeout=5.0), slots=2, grace=1.0)
+    first = driver.ready(0)
+    second = driver.ready(1)
+    driver.begin(first, 0.0)
+    driver.begin(second, 0.0)
+    driver.change_limits("b", 1.0, timeout=None)
+    driver.change_limits("a", 20.0, timeout=10.0)
+    driver.tick(21.0)
+    driver.gone(0, 21.5)
+    assert outcomes(driver) == {"a": "timed_out"}
+    driver.end(second, 1000.0)
+    assert outcomes(driver)["b"] == "succeeded"
+
+
+def test_a_task_that_waits_has_the_new_time_out_when_it_begins():
+    driver = Driver(task("a"), task("b", "a", timeout=1.0), slots=1)
+    sent = driver.ready(0)
+    driver.change_limits("b", 0.0, timeout=50.0)
+    [after] = driver.of(Dispatch, driver.do(sent, 1.0))
+    assert after.attempts[0].limit == 50.0
+
+
+def test_retries_count_for_the_attempt_that_runs():
+    driver = Driver(task("a", retries=0), slots=1)
+    sent = driver.ready(0)
+    driver.begin(sent, 0.0)
+    driver.change_limits("a", 1.0, retries=1)
+    [again] = driver.of(Dispatch, driver.end(sent, 2.0, error="it is bad"))
+    assert again.attempts[0].number == 2
+    driver.do(again, 3.0, error="it is bad")
+    assert driver.records()["a", 0].outcome == "failed"
+
+
+def test_limits_of_what_has_ended_or_is_unknown_mean_nothing():
+    driver = Driver(task("a"), slots=1)
+    driver.do(driver.ready(0), 1.0)
+    assert driver.change_limits("a", 2.0, timeout=1.0) == []
+    assert driver.change_limits("z", 2.0, timeout=1.0) == []
