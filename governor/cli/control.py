@@ -87,6 +87,10 @@ def set_values(
     from governor.run_file.options import values_of  # noqa: PLC0415  # pydantic is slow; other verbs do without
 
     wanted = values_of(values)
+    if groups.is_group(uid):
+        changed = ask.ask(broker, lambda executor: executor.set_group(uid, wanted, reason, dry_run=dry_run))
+        groups.say_changed(changed, "are changed", as_json=as_json)
+        return
     found = ask.ask(broker, lambda executor: executor.set(uid, wanted, reason, dry_run=dry_run))
     if as_json:
         display.print_json(found)

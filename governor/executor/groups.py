@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from governor.errors import GoingDown
 from governor.executor.following import Following
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from governor.group_results import GroupResult
+    from governor.messages.groups import GroupVerb
     from governor.run_file.load import Examined, Run
 
 GROUP_SECONDS: Final = 120.0
@@ -108,6 +109,15 @@ class Groups(Following):
         """As `continue_`, for all paused runs of a group. Raises NoSuchRun, TryAgain."""
         return await self._change_group(uid, "continue", reason, dry_run=dry_run)
 
+    async def set_group(
+        self, uid: str, values: Mapping[str, Any], reason: str = "", *, dry_run: bool = False
+    ) -> GroupChanged:
+        """As `set`, for all runs of a group that have not ended: none of them, where one refuses it. Raises as `set`."""
+        from governor.units.fields import without_numpy  # noqa: PLC0415  # pydantic is slow; other verbs do without
+
+        plain = without_numpy(dict(values))
+        return await self._change_group(uid, "set", reason, dry_run=dry_run, values=plain)
+
     async def resume_group(self, uid: str, *, dry_run: bool = False) -> GroupChanged:
         """As `resume`, for all cells of a group whose last run has failed or was aborted; `runs` are the new runs. Raises NoSuchRun, TryAgain."""
         return await self._change_group(uid, "resume", dry_run=dry_run)
@@ -115,11 +125,14 @@ class Groups(Following):
     async def _change_group(
         self,
         uid: str,
-        verb: Literal["abort", "pause", "continue", "resume"],
+        verb: GroupVerb,
         reason: str = "",
         *,
         hard: bool = False,
         dry_run: bool = False,
+        values: Mapping[str, Any] | None = None,
     ) -> GroupChanged:
-        asked = ChangeGroup(uid=uid, verb=verb, reason=reason, hard=hard, dry_run=dry_run)
+        asked = ChangeGroup(
+            uid=uid, verb=verb, reason=reason, hard=hard, dry_run=dry_run, values=dict(values or {})
+        )
         return await self._ask(asked, GroupChanged, source=uid, seconds=max(self.timeout, GROUP_SECONDS))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from governor.messages.base import Message
+
+GroupVerb: TypeAlias = Literal["abort", "pause", "continue", "set", "resume"]
 
 
 class SubmitGroup(Message, frozen=True):
@@ -26,13 +28,16 @@ class SubmittedGroup(Message, frozen=True):
 
 
 class ChangeGroup(Message, frozen=True):
-    """`verb` for each run of a group for which it makes sense, as the request of that name for one run. Answered with `GroupChanged`."""
+    """`verb` for each run of a group for which it makes sense, as the request of that name for one run; `values` are for ``set``. Answered
+    with `GroupChanged`.
+    """
 
     uid: str
-    verb: Literal["abort", "pause", "continue", "resume"]
+    verb: GroupVerb
     reason: str = ""
     hard: bool = False
     dry_run: bool = False
+    values: dict[str, Any] = {}
 
 
 class GroupChanged(Message, frozen=True):

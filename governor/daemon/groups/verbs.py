@@ -23,6 +23,7 @@ from governor.journal.groups import GroupRow, NewRun
 from governor.messages import (
     Abort,
     Changed,
+    ChangeRun,
     Continue,
     GroupChanged,
     Pause,
@@ -162,6 +163,8 @@ class Groups:
                 return await self._change(
                     group, asked, lambda uid: self._steering.pause(request(uid=uid), by)
                 )
+            case "set":
+                return await self._set(group, asked, by)
             case "continue":
                 again = partial(Continue, reason=asked.reason, dry_run=asked.dry_run)
                 return await self._change(group, asked, lambda uid: self._steering.go_on(again(uid=uid), by))
@@ -178,6 +181,18 @@ class Groups:
             limits.know(changed)
             await limits.settle()
         return GroupChanged(uid=group.uid, changed=len(left), dry_run=asked.dry_run)
+
+    async def _set(self, group: GroupRow, asked: ChangeGroup, by: dict[str, Any]) -> GroupChanged:
+        """None of them, where one refuses it. Raises RunFileError, too."""
+        found = GroupChanged(uid=group.uid, changed=0)
+        for dry_run in (True, False)[: 1 if asked.dry_run else 2]:
+            wanted = partial(ChangeRun, values=asked.values, reason=asked.reason, dry_run=dry_run)
+            found = await self._change(
+                group,
+                asked,
+                lambda uid, wanted=wanted: self._steering.change_run(wanted(uid=uid), by),  # type: ignore[misc]
+            )
+        return found
 
     async def _change(
         self, group: GroupRow, asked: ChangeGroup, change: Callable[[str], Awaitable[Changed]]

@@ -143,6 +143,22 @@ async def test_all_runs_are_paused_and_go_on_and_each_is_changed_once(daemon):
     assert [(await daemon.executor.continue_group(uid)).changed for _ in range(2)] == [3, 0]
 
 
+async def test_all_runs_get_other_values_or_none_does(daemon):
+    uid = (made := await daemon.executor.submit_group(group())).uid
+    await end(daemon, made.runs[3])
+    wanted = {"limits.wall_clock": "2h"}
+    assert (await daemon.executor.set_group(uid, wanted, dry_run=True)).changed == 3
+    assert [(await daemon.executor.set_group(uid, wanted)).changed for _ in range(2)] == [3, 0]
+    found = [await daemon.executor.set(run, wanted, dry_run=True) for run in made.runs[:3]]
+    assert not any(each.changed for each in found)
+    with pytest.raises(RunFileError):
+        await daemon.executor.set_group(uid, {"limits.wall_clock": "soon"})
+    [first] = await daemon.journal.read(lambda: [daemon.journal.line(made.runs[0])])
+    path = next(iter(first.params))
+    assert (await daemon.executor.set_group(uid, {path: 9})).changed == 3
+    assert (await daemon.journal.read(lambda: daemon.journal.line(made.runs[0]))).params[path] == 9
+
+
 async def test_an_abort_ends_all_runs_and_a_resume_does_those_that_are_missing(daemon):
     uid = (made := await daemon.executor.submit_group(group())).uid
     await end(daemon, made.runs[0])
