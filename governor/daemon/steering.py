@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import difflib
 import time
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -25,13 +26,13 @@ from governor.runs.record.result import figures_of, record_result, result_of_dam
 from governor.runs.record.work_changes import cancellations
 from governor.runs.run_changes import accept, changed_run, require_possible
 from governor.runs.run_log import run_ended
-from states import Running
+from states import Pristine, Running
 from states.at_work import AtWork
 from states.events import ContinueRequested, PauseRequested, PlanChangeRequested, WorkChangeRequested
 from states.stopping import Stopping
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Awaitable, Callable, Container
 
     from governor.daemon.queries import DaemonState, RunQueries
     from governor.journal.journal import Journal
@@ -43,8 +44,16 @@ if TYPE_CHECKING:
     from states import State
 
 BY: Final = "api"
+MOVING_SECONDS: Final = 6.0
+"""Less than a client waits for an answer."""
+LOOK_SECONDS: Final = 0.1
+T = TypeVar("T")
 
 log = logs.get_logger()
+
+
+class _Moving(TryAgain):
+    """The run is neither in a slot nor in the queue, for a moment."""
 
 
 class Steering:
@@ -61,9 +70,7 @@ class Steering:
         row = await self._unended(asked.uid)
         if (governor := self._queries.governor_of(row.uid)) is not None:
             state = await governor.settled()
-            if (
-                isinstance(state, Stopping) and state.outcome is None and not state.shutdown
-            ):  # of a hard pause
+            if _is_leaving(state):
                 return Changed(uid=row.uid, changed=False, state=state.name, dry_run=asked.dry_run)
             state = _at_work(state, row.uid)
             run = governor.experiment_run
@@ -91,6 +98,9 @@ class Steering:
 
     async def go_on(self, asked: Continue, by: dict[str, Any]) -> Changed:
         """Raises NoSuchRun, AlreadyEnded, TryAgain."""
+        return await self._once_in_place(lambda: self._go_on(asked, by))
+
+    async def _go_on(self, asked: Continue, by: dict[str, Any]) -> Changed:
         row = await self._unended(asked.uid)
         if (governor := self._queries.governor_of(row.uid)) is not None:
             state = _at_work(await governor.settled(), row.uid)
@@ -138,6 +148,9 @@ class Steering:
 
     async def change_run(self, asked: ChangeRun, by: dict[str, Any]) -> RunChanged:
         """Raises NoSuchRun, AlreadyEnded, TryAgain, UsageError, RunFileError."""
+        return await self._once_in_place(lambda: self._change_run(asked, by))
+
+    async def _change_run(self, asked: ChangeRun, by: dict[str, Any]) -> RunChanged:
         async with self._changing:  # each begins with what the one before has recorded
             row = await self._unended(asked.uid)
             change = await asyncio.to_thread(lambda: changed_run(parse(row.spec, row.name), asked.values))
@@ -180,6 +193,21 @@ class Steering:
             and asked.episode not in ended
         )
 
+    async def _once_in_place(self, answer: Callable[[], Awaitable[T]]) -> T:
+        """Waits for a run that is on its way from its slot into the queue, as after a hard pause: that takes a moment."""
+        now = asyncio.get_running_loop().time
+        until = now() + MOVING_SECONDS
+        while True:
+            movement = self._daemon.limits.movement
+            try:
+                return await answer()
+            except _Moving:
+                if now() >= until:
+                    raise
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await movement.wait()
+
     async def _unended(self, uid: str) -> RunRow:
         row: RunRow = await self._journal.read(partial(self._queries.find_row, uid))
         if damage := self._refuse_ended(row):
@@ -191,10 +219,9 @@ class Steering:
         if (waiting := self._daemon.queue.find(row.uid)) is not None:
             return waiting
         self._refuse_ended(await self._journal.read(partial(self._queries.find, row.uid)))
-        why = self._daemon.held.get(row.uid)
-        raise TryAgain(
-            f"run {row.uid} waits for {why}" if why else f"run {row.uid} is between queue and slot, try again"
-        )
+        if why := self._daemon.held.get(row.uid):
+            raise TryAgain(f"run {row.uid} waits for {why}")
+        raise _Moving(f"run {row.uid} is between queue and slot, try again")
 
     async def _change_queued(
         self,
@@ -321,5 +348,11 @@ def require_work(asked: ChangeWork, phase: Phase) -> None:
 def _at_work(state: State, uid: str) -> AtWork:
     """Raises TryAgain when the run is ending."""
     if not isinstance(state, AtWork):
-        raise TryAgain(f"run {uid} is {state.name}")
+        waits = _is_leaving(state) or isinstance(state, Pristine)
+        raise (_Moving if waits else TryAgain)(f"run {uid} is {state.name}, try again")
     return state
+
+
+def _is_leaving(state: State) -> bool:
+    """Whether it leaves its slot after a hard pause."""
+    return isinstance(state, Stopping) and state.outcome is None and not state.shutdown
