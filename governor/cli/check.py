@@ -32,16 +32,19 @@ def checked(file: Path, *, here: bool = True, options: Options | None = None) ->
     """
     from governor.run_file import cells, check_language_models, entry_check, load  # noqa: PLC0415  # pydantic: 0.2 s, not for --help
     from governor.run_file.check_programs import missing  # noqa: PLC0415  # as above
+    from governor.runs import variables  # noqa: PLC0415  # as above
 
     examined = load.examine(file, options)
     asked = cells.with_entries(entry_check.of_data(examined.document.data), examined.cells)
+    given = variables.given(examined)
     if here:
         examined = examined.with_faults(
-            check_language_models.missing_keys(examined.document.data, os.environ)
+            check_language_models.missing_keys(examined.document.data, {**os.environ, **given})
         )
     data, folder = examined.document.data, examined.folder
     found = [*missing(data, folder, here=here, cells=[cell.data for cell in examined.cells])]
-    found += entry_check.faults(asked, folder=folder)
+    found += variables.faults(examined.document.data, folder)
+    found += entry_check.faults(asked, folder=folder, variables=given)
     examined = examined.with_faults(cells.in_file(examined.cells, found))
     examined.run()
     return examined

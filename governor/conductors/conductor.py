@@ -288,7 +288,7 @@ async def _get_ready(conductor: Conductor, worker: Worker, outbox: Outbox) -> No
 
 
 def _build(spec: ConductorSpec, link: Link) -> Conductor:
-    user_folder.enter(spec.import_folder)
+    user_folder.enter(spec.import_folder, spec.variables)
     module, _, name = CLASSES[spec.kind].partition(":")
     conductor: Conductor = getattr(import_module(module), name)(spec=spec, link=link)
     return conductor

@@ -71,7 +71,7 @@ async def _serve(order: messages.Order, conductor: MessageStream) -> int:
 
 def _host(order: messages.Order) -> EnvironmentHost:
     spec, settings = order.spec, order.spec.settings
-    user_folder.enter(spec.import_folder)
+    user_folder.enter(spec.import_folder, spec.variables)
     return EnvironmentHost(
         order.name,
         Path(order.path),

@@ -79,6 +79,7 @@ class TaskConductor(Conductor):
             socket_folder=Path(self.spec.socket_folder),
             import_path=[],
             working_folder=self.spec.import_folder,
+            variables=self.spec.variables,
             mark=kill_tree.own_mark(),
             spools=spool.folder_of(self.spec.run_folder),
             conductor=self.spec.name,

@@ -315,7 +315,7 @@ class ConductorSpec(Message, frozen=True):
     """All that a conductor needs when it starts.
 
     `run_folder` keeps files of the run (``runs/<uid>/``), `socket_folder` its sockets; `import_folder` goes to
-    the front of ``sys.path``, and is the working directory. `secret` is the run's: it goes with each report, as a frame of its own, and comes with each
+    the front of ``sys.path``, and is the working directory; `variables` go to the environment of its process, and of those below. `secret` is the run's: it goes with each report, as a frame of its own, and comes with each
     command. `settings` is the conductor's own section of the run file.
     """
 
@@ -331,6 +331,7 @@ class ConductorSpec(Message, frozen=True):
     import_folder: str
     seed: int
     settings: dict[str, Any] = {}
+    variables: dict[str, str] = {}
     log_format: Literal["console", "json", "journal"] = "json"
     log_level: str = "info"
 

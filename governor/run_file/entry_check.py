@@ -175,16 +175,22 @@ def _entry(place: Place, kind: str, section: object) -> list[UserEntry]:
 
 
 def faults(
-    entries: Sequence[UserEntry], *, folder: Path, import_seconds: float = IMPORT_SECONDS
+    entries: Sequence[UserEntry],
+    *,
+    folder: Path,
+    variables: Mapping[str, str] | None = None,
+    import_seconds: float = IMPORT_SECONDS,
 ) -> list[tuple[Place, str]]:
-    """The entries, and arguments of them, that can't be used, each with the reason in one line. Blocks; adds `folder` to the import
-    path.
+    """The entries, and arguments of them, that can't be used, each with the reason in one line. They are imported with `folder` on the
+    import path, and with these environment `variables`. Blocks.
     """
     verdicts: dict[Question, Faults] = {}
     pending = list(dict.fromkeys(entry.question for entry in entries))
     while pending:
         asked = pending[0]
-        for question, verdict in _probe(pending, folder=folder, import_seconds=import_seconds):
+        for question, verdict in _probe(
+            pending, folder=folder, variables=variables or {}, import_seconds=import_seconds
+        ):
             verdicts[question] = verdict
             asked = question
         fatal = verdicts.get(asked, ())
@@ -216,10 +222,10 @@ def _is_reported(entry: UserEntry, verdicts: dict[Question, Faults]) -> bool:
 
 
 def _probe(
-    questions: list[Question], *, folder: Path, import_seconds: float
+    questions: list[Question], *, folder: Path, variables: Mapping[str, str], import_seconds: float
 ) -> Iterator[tuple[Question, Faults]]:
     """Verdicts of one probe process; if it did not answer all, the last one tells how it ended."""
-    order = json.dumps([str(folder), questions]).encode()
+    order = json.dumps([str(folder), variables, questions]).encode()
     with supervisor.started("governor.run_file.entry_probe", order) as (reading, process):
         answered = 0
         answers = _answers(reading, first=START_SECONDS, each=import_seconds)

@@ -1,6 +1,6 @@
 """The process that imports user code, to check it: `python -m governor.run_file.entry_probe`, started as `supervisor` says.
 
-Its order is the run file's folder and the questions. It sends JSON texts: first [] when it has started, then a verdict for each
+Its order is the run file's folder, the run's environment variables, and the questions. It sends JSON texts: first [] when it has started, then a verdict for each
 question: the faults of the entry, as of `signatures`. It exits without Python's clean-up, which threads of user code could
 delay. Modules resolve as in a conductor (`shadowing`).
 """
@@ -31,13 +31,13 @@ from governor.tasks.runner_process import calls
 def main() -> None:
     """Checks the entries that the order names."""
     answers, order = supervisor.enter()
-    place, questions = json.loads(order)
+    place, variables, questions = json.loads(order)
     folder = Path(place)
     shadowing = Shadowing(folder)
     shadowing.watch()
     gone = ""
     try:
-        user_folder.enter(place)
+        user_folder.enter(place, variables)
     except ConductorError as error:
         gone = error.reason
     answers.send_bytes(b"[]")

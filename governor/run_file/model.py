@@ -21,12 +21,15 @@ from governor.run_file.services import ServiceSection
 from governor.units.fields import (
     Duration,
     Entry,
+    FilePath,
+    FreeVariable,
     Labels,
     Models,
     Name,
     Params,
     ShortName,
     Size,
+    Word,
 )
 from governor.units.sections import Section
 from states.plan import ConductorPlan, Deadlines, OnStall, PhasePlan, RunPlan
@@ -213,6 +216,22 @@ class Run(Section):
             "`never`: it has failed."
         ),
     ] = "continue"
+    env: Annotated[
+        dict[FreeVariable, Word],
+        Field(
+            max_length=1000,
+            description="Environment variables of all its processes: conductors, tasks, programs, services. They are on record: keys belong elsewhere.",
+            examples=[{"HF_HOME": "/data/hf", "OMP_NUM_THREADS": 2}],
+        ),
+    ] = {}
+    env_file: Annotated[
+        FilePath | None,
+        Field(
+            description="File with further ones, `NAME=VALUE` in each line, read when the run starts; `env` counts more. A relative path begins at "
+            "the run file's folder.",
+            examples=[".env"],
+        ),
+    ] = None
     labels: Annotated[
         Labels,
         Field(

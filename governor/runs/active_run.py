@@ -33,6 +33,7 @@ from governor.runs.report_handler import ReportHandler
 from governor.runs.resource_usage import ConductorUsage, Meter
 from governor.runs.run_log import RunLog
 from governor.runs.services import Services
+from governor.runs.variables import RunVariables
 from states.events import ConductorReady, ContinueRequested, PartEnded, PauseRequested, PlanChangeRequested
 from transport.worker import Worker
 
@@ -110,6 +111,7 @@ class ActiveRun:
         self.uid = assignment.uid
         self.assignment = assignment
         self.services = Services(assignment)
+        self.variables = RunVariables(assignment)
         self.context = context
         self.governor = governor
         self.secret = context.run_secret(self.uid)

@@ -53,11 +53,14 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment(Waiting):
-    """`folder` is where `entry` and `call` are imported from. `ports` are those of the run's services, once it is in work."""
+    """`folder` is where `entry` and `call` are imported from. `ports` are those of the run's services, once it is in work. `variables`: what
+    the daemon adds to the environment of all its processes.
+    """
 
     run: Run
     folder: str
     ports: dict[str, int] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, row: RunRow, waiting: Waiting) -> Assignment:

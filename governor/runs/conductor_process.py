@@ -132,6 +132,7 @@ class ConductorProcess:
             run_folder=str(run.folder),
             socket_folder=str(run.socket_folder),
             import_folder=run.assignment.folder,
+            variables=await run.variables.get(),
             seed=run.assignment.run.seed,
             settings=settings,
             log_format=context.log_format,

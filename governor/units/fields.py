@@ -19,7 +19,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from governor.units import durations, sizes
+from governor.units import durations, sizes, variables
 
 MAX_COUNT = 10_000_000
 _MAX_DEPTH = 100
@@ -94,6 +94,12 @@ def _word(value: object) -> str:
     raise ValueError(f"must be a text or a number: {json.dumps(value, default=str)} needs quotes")
 
 
+def _free_variable(name: str) -> str:
+    if reason := variables.refusal(name):
+        raise ValueError(reason)
+    return name
+
+
 def _words(value: object) -> object:
     if not isinstance(value, str):
         return value
@@ -140,7 +146,9 @@ Words: TypeAlias = Annotated[
     tuple[Word, ...], Field(strict=False, min_length=1, max_length=10_000), BeforeValidator(_words)
 ]
 FilePath: TypeAlias = Annotated[str, Field(min_length=1, max_length=4096)]
-VariableName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
+VariableName: TypeAlias = Annotated[str, Field(pattern=rf"^{variables.NAME}$", max_length=256)]
+FreeVariable: TypeAlias = Annotated[VariableName, AfterValidator(_free_variable)]
+"""One that a run may set for all of its processes."""
 Models: TypeAlias = Annotated[
     tuple[Annotated[str, Field(min_length=1)] | Params, ...], Field(strict=False, max_length=10_000)
 ]

@@ -36,12 +36,13 @@ if TYPE_CHECKING:
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """`command` is a `StartSimulation`, `folder` the run file's; `scratch` is a new one. User code has `seconds`."""
+    """`command` is a `StartSimulation`, `folder` the run file's, `variables` its environment variables; `scratch` is a new one. User code has `seconds`."""
 
     command: bytes
     folder: str
     scratch: str
     seconds: float
+    variables: dict[str, str] = {}
 
 
 class Built(msgspec.Struct, kw_only=True):
@@ -163,7 +164,7 @@ def main() -> None:
     order = msgspec.msgpack.decode(data, type=Order)
     faulthandler.enable(all_threads=False)
     command = decode_simulation(order.command)
-    user_folder.enter(order.folder)
+    user_folder.enter(order.folder, order.variables)
     kind = _Text if is_language_model(command.made_agents[0].entry) else _Numbers
     work = kind(command, Path(order.scratch))
     exits.announce(lambda reason: _send(answers, work, reason))

@@ -20,6 +20,7 @@ from governor.cli.trial.choice import simulation_of
 from governor.failures import HIDDEN
 from governor.messages.base import encode
 from governor.processes import supervisor
+from governor.runs.variables import of_run
 
 if TYPE_CHECKING:
     import subprocess
@@ -56,7 +57,10 @@ class Build:
 
 
 def builds(run: Run, folder: str, *, seconds: float) -> Iterator[Build]:
-    """Of each phase with episodes, one after the other. Raises OSError where no process can be started."""
+    """Of each phase with episodes, one after the other. Raises OSError where no process can be started, ProcessError for an `env_file`
+    that can't be read.
+    """
+    variables = of_run(run.env, run.env_file, folder)
     groups: dict[object, list[tuple[str, StartSimulation]]] = {}
     known: dict[str, tuple[str, tuple[str, str]]] = {}
     for index, phase in enumerate(run.phases):
@@ -66,7 +70,7 @@ def builds(run: Run, folder: str, *, seconds: float) -> Iterator[Build]:
             groups.setdefault(key, []).append((phase.name, command))
     for group in groups.values():
         command, began = group[0][1], time.monotonic()
-        built = _built(command, folder, seconds)
+        built = _built(command, folder, seconds, variables)
         if not built.fault and run.phases[command.phase].simulate.transport != "ray":  # type: ignore[union-attr]  # it has one
             _compare(built, group[0][0], known)
         yield Build(
@@ -93,10 +97,12 @@ def _compare(built: Built, phase: str, known: dict[str, tuple[str, tuple[str, st
         )
 
 
-def _built(command: StartSimulation, folder: str, seconds: float) -> Built:
+def _built(command: StartSimulation, folder: str, seconds: float, variables: dict[str, str]) -> Built:
     scratch = tempfile.mkdtemp(prefix="governor-check-")
     try:
-        order = Order(command=encode(command), folder=folder, scratch=scratch, seconds=seconds)
+        order = Order(
+            command=encode(command), folder=folder, scratch=scratch, seconds=seconds, variables=variables
+        )
         data = msgspec.msgpack.encode(order)
         with (
             tempfile.TemporaryFile() as output,

@@ -82,6 +82,7 @@ def command(
     from governor.cli.trial import choice  # noqa: PLC0415  # as above
     from governor.processes import prctl, user_folder  # noqa: PLC0415  # as above
     from governor.run_file import check_language_models, load  # noqa: PLC0415  # as above
+    from governor.runs import variables  # noqa: PLC0415  # as above
 
     if os.environ.get("PYTHONBREAKPOINT", "").startswith("ray."):
         del os.environ["PYTHONBREAKPOINT"]  # of a notebook that has used Ray, whose debugger needs a cluster
@@ -95,17 +96,20 @@ def command(
     )
     if pdb and not _has_input():
         raise UsageError("--pdb: there is nobody to ask, standard input is closed or /dev/null")
+    examined.with_faults(variables.faults(examined.document.data, examined.folder)).run()
+    given = variables.given(examined)
     if task is not None:
         chosen = choice.task_of(run, home, task, phase=phase, number=number)
     else:
         played = choice.episode_of(run, home, phase or "", number=episode, states=_files(states))
         if played.speaks:
-            examined.with_faults(check_language_models.missing_keys(examined.document.data, os.environ)).run()
+            known = {**os.environ, **given}
+            examined.with_faults(check_language_models.missing_keys(examined.document.data, known)).run()
     output.take()
     logs.configure(log_format="console", level="info")
     failure.end_by_signals()
     prctl.adopt_orphans()  # what a program leaves behind ends with it
-    user_folder.enter(home)
+    user_folder.enter(home, given)
     with (
         contextlib.ExitStack() as stack
     ):  # all is there until the traceback is shown and the debugger is left

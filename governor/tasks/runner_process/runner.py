@@ -87,6 +87,7 @@ class Serving:
     def __init__(self, given: RunnerSettings) -> None:
         logs.as_user_output()
         sys.path[:0] = [folder for folder in given.import_path if folder not in sys.path]
+        os.environ.update(given.variables)  # also on a machine without the folder
         self._without_folder = ""
         if given.working_folder is not None:
             try:

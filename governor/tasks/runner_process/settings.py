@@ -18,11 +18,12 @@ NAMESPACE: Final = b"governor-runners"
 
 class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`import_path` is put in front of ``sys.path``. `working_folder` is the run file's: a machine that does not have it works
-    in its own; None: there is no run file. `mark` is the process mark, `driver` the first one that the runner works for.
+    in its own; None: there is no run file. `variables` go to its environment. `mark` is the process mark, `driver` the first one that the runner works for.
     """
 
     import_path: list[str]
     working_folder: str | None
+    variables: dict[str, str] = {}
     mark: int
     driver: Serve
 

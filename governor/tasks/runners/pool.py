@@ -39,7 +39,7 @@ from governor.tasks.scheduling.bundles import RUN_SECONDS
 from governor.tasks.scheduling.events import RunnerGone, RunnerReady, Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from governor.tasks.cluster.cluster import Cluster
@@ -76,6 +76,7 @@ class Runners:
         run: uid of the run, for user code. run_folder: its files. socket_folder: of the unix socket.
         import_path: folders that runners put in front of ``sys.path``.
         working_folder: where runners work, on machines that have it, in front of ``sys.path`` too; None: where Ray starts them.
+        variables: environment variables of runners.
         mark: process mark of the daemon's child that owns them; their own marks are derived from it.
         spools: where runners put what user code prints, as those of `conductor`; None: Ray has it.
         warm: idle runners of this process, which are used again; None: no runner outlives `close`. keep_seconds: how long an
@@ -92,6 +93,7 @@ class Runners:
         socket_folder: Path,
         import_path: Sequence[str],
         working_folder: str | None = None,
+        variables: Mapping[str, str] | None = None,
         mark: int = kill_tree.UNMARKED,
         spools: Path | None = None,
         conductor: str = "tasks",
@@ -112,6 +114,7 @@ class Runners:
         self._keep_seconds = keep_seconds
         self._before_remote = before_remote
         self._working_folder = working_folder
+        self._variables = dict(variables or {})
         self._handles: dict[int, RunnerHandle] = {}
         self._plain_on: Counter[str] = Counter()
         """Plain runners by node."""
@@ -250,6 +253,7 @@ class Runners:
         given = RunnerSettings(
             import_path=list(self._import_path),
             working_folder=self._working_folder,
+            variables=self._variables,
             mark=kill_tree.mark_of_runner(self._mark, handle.number),
             driver=driver,
         )
