@@ -2,7 +2,8 @@
 
 Rules:
 1. It is written once, when the run begins; a daemon that continues the run keeps it.
-2. No process is started and no code is run for it: packages are the names of their folders, a commit is what is in ``.git``.
+2. No process is started and no code is run for it: packages are the names of their folders, commit and branch are what is in ``.git``,
+   GPUs those that the driver of NVIDIA shows in ``/proc``.
 3. No value of an environment variable and no content of a file is in it, only the digest of the code.
 """
 
@@ -35,6 +36,7 @@ CODE: Final = frozenset({".py", ".yaml", ".yml", ".toml", ".json", ".cfg"})
 _SMALL: Final = 1 << 20
 """Larger files are data."""
 _PACKAGE: Final = re.compile(r"^(.+?)-(\d[^-]*)\.(?:dist|egg)-info$")
+_GPUS: Final = Path("/proc/driver/nvidia/gpus")
 _COMMIT: Final = re.compile(r"^[0-9a-f]{40,64}$")
 
 
@@ -49,17 +51,20 @@ def of_machine(code_folder: Path) -> dict[str, Any]:
     """What a run would be made with now, with the code in this folder."""
     packages = dict(sorted(_packages()))
     system = os.uname()
+    branch, commit = _checked_out(code_folder)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "run_governor": __version__,
         "python": platform.python_version(),
         **{name: packages[name] for name in ("ray", "gymnasium", "numpy", "torch") if name in packages},
         "code": _digest(code_folder),
-        "commit": _commit(code_folder),
+        "commit": commit,
+        "branch": branch,
         "host": system.nodename,
         "system": f"{system.sysname} {system.release} {system.machine}",
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(memory / (1 << 30), 1),
+        "gpus": _gpus(),
         "packages": packages,
     }
 
@@ -112,8 +117,21 @@ def _is_own(folder: Path) -> bool:
     return not hidden and not (folder / "pyvenv.cfg").exists()
 
 
-def _commit(folder: Path) -> str | None:
-    """The commit that is checked out in the repository of the folder, from its files."""
+def _gpus() -> list[str]:
+    """Their models, in the order of their places on the bus."""
+    found = []
+    with suppress(OSError):
+        for each in sorted(_GPUS.iterdir()):
+            for line in (each / "information").read_text().splitlines():
+                key, _, value = line.partition(":")
+                if key == "Model":
+                    found.append(value.strip())
+    return found
+
+
+def _checked_out(folder: Path) -> tuple[str | None, str | None]:
+    """The branch (None for a commit alone) and the commit of the folder's repository, from its files."""
+    branch = None
     with suppress(OSError, ValueError, StopIteration):
         root = next(each for each in (folder, *folder.parents) if (each / ".git").exists())
         git = root / ".git"
@@ -121,14 +139,15 @@ def _commit(folder: Path) -> str | None:
             git = (root / git.read_text().removeprefix("gitdir:").strip()).resolve()
         head = (git / "HEAD").read_text().strip()
         if not head.startswith("ref:"):
-            return head if _COMMIT.match(head) else None
+            return None, head if _COMMIT.match(head) else None
         name = head.removeprefix("ref:").strip()
+        branch = name.removeprefix("refs/heads/")
         common = git / "commondir"
         places = [git, (git / common.read_text().strip()).resolve()] if common.exists() else [git]
         for place in places:
             if (place / name).is_file():
-                return (place / name).read_text().strip()
+                return branch, (place / name).read_text().strip()
             for line in (place / "packed-refs").read_text().splitlines():
                 if line.endswith(f" {name}"):
-                    return line.split()[0]
-    return None
+                    return branch, line.split()[0]
+    return branch, None

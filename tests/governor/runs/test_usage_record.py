@@ -91,18 +91,32 @@ def test_what_is_too_much_or_too_slow_is_cut_and_says_so(tmp_path, monkeypatch):
     assert "(the first 0 files)" in environment.of_machine(tmp_path)["code"]
 
 
-def test_the_commit_is_read_from_the_repository(tmp_path):
+def test_gpus_are_those_of_the_driver(tmp_path, monkeypatch):
+    monkeypatch.setattr(environment, "_GPUS", tmp_path / "gpus")
+    assert environment.of_machine(tmp_path)["gpus"] == []
+    for bus, model in (("0000:3b:00.0", "NVIDIA L4"), ("0000:18:00.0", "NVIDIA A100-SXM4-80GB")):
+        (tmp_path / "gpus" / bus).mkdir(parents=True)
+        text = f"Model: \t\t {model}\nIRQ:   \t\t 42\nBus Location: \t {bus}\n"
+        (tmp_path / "gpus" / bus / "information").write_text(text)
+    assert environment.of_machine(tmp_path)["gpus"] == ["NVIDIA A100-SXM4-80GB", "NVIDIA L4"]
+
+
+def test_commit_and_branch_are_read_from_the_repository(tmp_path):
     def git(*arguments):
         command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout.strip()
 
-    git("init", "--quiet")
-    assert environment.of_machine(tmp_path)["commit"] is None
+    def found(folder=tmp_path):
+        made = environment.of_machine(folder)
+        return made["branch"], made["commit"]
+
+    git("init", "--quiet", "--initial-branch", "some/branch")
+    assert found() == ("some/branch", None)
     git("commit", "--quiet", "--allow-empty", "-m", "first")
     commit = git("rev-parse", "HEAD")
     (tmp_path / "below").mkdir()
-    assert environment.of_machine(tmp_path / "below")["commit"] == commit
+    assert found(tmp_path / "below") == ("some/branch", commit)
     git("pack-refs", "--all")
-    assert environment.of_machine(tmp_path)["commit"] == commit
+    assert found() == ("some/branch", commit)
     git("checkout", "--quiet", "--detach")
-    assert environment.of_machine(tmp_path)["commit"] == commit
+    assert found() == (None, commit)
