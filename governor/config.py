@@ -33,7 +33,12 @@ _SOCKET_BYTES: Final = 107
 _LONGEST_SOCKET: Final = 40
 """Bytes that a socket's name may take below the runtime folder: ``/<uid>/<conductor>.sock``."""
 
-RELOADABLE: Final = frozenset({"queue_limit", "stop_grace", "disk_reserve", "keep_runs", "keep_days", "logs"})
+RELOADABLE: Final = frozenset(
+    {
+        *("slots", "queue_limit", "machine", "owners", "stop_grace"),
+        *("disk_reserve", "keep_runs", "keep_days", "logs"),
+    }
+)
 """Keys whose values a running daemon can change."""
 
 
@@ -137,6 +142,43 @@ class LogsConfig(Section):
     ] = 1 << 20
 
 
+class MachineConfig(Section):
+    """What runs with `requires` share; null: as found, of what the daemon may use."""
+
+    cpus: Annotated[float | None, Field(gt=0, le=65536, description="Processors.")] = None
+    gpus: Annotated[
+        Annotated[int, Field(ge=0, le=1024)]
+        | Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
+        | None,
+        Field(
+            description="GPUs: their number, or their names as of `CUDA_VISIBLE_DEVICES`; null: those of that variable, else of /dev.",
+            examples=[4, ["0", "2"]],
+        ),
+    ] = None
+    memory: Annotated[
+        Annotated[int, BeforeValidator(sizes.in_bytes)] | None,
+        Field(description="Memory.", examples=["64 GiB"]),
+    ] = None
+
+
+class OwnersConfig(Section):
+    """Bounds for each user who submits, by uid; null: none."""
+
+    queued: Annotated[
+        Annotated[int, Field(ge=1)] | None,
+        Field(
+            description="Runs of one user that may wait; beyond them a submit is refused (75).", examples=[50]
+        ),
+    ] = None
+    running: Annotated[
+        Annotated[int, Field(ge=1)] | None,
+        Field(
+            description="Runs of one user in work at the same time; others pass those that wait.",
+            examples=[2],
+        ),
+    ] = None
+
+
 class MetricsConfig(Section):
     """Figures for a monitoring system."""
 
@@ -179,6 +221,8 @@ class Config(Section):
             description="Runs that may wait for a slot; beyond them a submit is refused (75).",
         ),
     ] = 1000
+    machine: Annotated[MachineConfig, Field(description="What runs share.")] = MachineConfig()
+    owners: Annotated[OwnersConfig, Field(description="Bounds for each user.")] = OwnersConfig()
     ray: Annotated[RayConfig, Field(description="The Ray cluster.")] = RayConfig()
     metrics: Annotated[MetricsConfig, Field(description="Metrics in OpenMetrics format.")] = MetricsConfig()
     socket_group: Annotated[

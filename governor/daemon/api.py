@@ -205,11 +205,13 @@ class DaemonApi:
                 params=asked.params,
             )
 
-        with self._daemon.queue.place():
+        self._daemon.sharing.machine.require_possible(run.requires)
+        with self._daemon.queue.place(owner=by.get("uid")):
             recorded = await self._journal.write(change)
         if recorded != uid:
             await self._find_known(asked.key, this)
-        return self._accepted(Waiting(uid=uid), recorded, run_name=run.name, key=asked.key, by=by)
+        waiting = Waiting(uid=uid, owner=by.get("uid"), priority=run.priority, requires=run.requires)
+        return self._accepted(waiting, recorded, run_name=run.name, key=asked.key, by=by)
 
     async def _resume(self, asked: Resume, by: dict[str, Any], *, of_group: bool = False) -> Submitted:
         """`of_group`: its whole group is being resumed."""
@@ -247,9 +249,16 @@ class DaemonApi:
                 kept.record(transaction, uid)
             return recorded
 
-        with self._daemon.queue.place():
+        with self._daemon.queue.place(owner=by.get("uid")):
             recorded = await self._record_with_files(uid, change, kept)
-        waiting = Waiting(uid=uid, first_phase=kept.first_phase, group=row.group_uid)
+        waiting = Waiting(
+            uid=uid,
+            first_phase=kept.first_phase,
+            group=row.group_uid,
+            owner=by.get("uid"),
+            priority=run.priority,
+            requires=run.requires,
+        )
         if row.group_uid is not None:
             group = await self._journal.read(partial(self._journal.group, row.group_uid))
             self._daemon.limits.know(group)

@@ -23,7 +23,7 @@ from governor.daemon import folders
 from governor.daemon.api import DaemonApi
 from governor.daemon.background import Background
 from governor.daemon.broker_supervisor import BrokerProcess, broker_of, wait_until_answering
-from governor.daemon.dispatcher import Dispatcher
+from governor.daemon.dispatcher import Dispatcher, Slots
 from governor.daemon.draining import Draining
 from governor.daemon.groups.limits import GroupLimits
 from governor.daemon.metrics.measurements import Measurements
@@ -31,6 +31,7 @@ from governor.daemon.metrics.server import MetricsServer
 from governor.daemon.ray_supervisor import RayService
 from governor.daemon.recovery import Recovery
 from governor.daemon.run_queue import RunQueue
+from governor.daemon.sharing import Sharing
 from governor.errors import (
     ConfigError,
     ExitCode,
@@ -47,7 +48,6 @@ from governor.output.collector import Collector
 from governor.processes import leftovers, process
 from governor.runs.active_run import RunContext
 from governor.runs.file_watch import FileWatch
-from governor.runs.run_governor import RunGovernor
 from transport.access import Secret
 from transport.client import Client
 from transport.worker import Worker
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from governor.daemon.systemd import SystemdNotifier
     from governor.messages import LoopTime, Prune, Pruned
     from governor.runs.assignment import Waiting
+    from governor.runs.run_governor import RunGovernor
 
 REQUEST_CREDIT: Final = 256
 """Requests to the API at once; an open `watch` holds one."""
@@ -94,6 +95,7 @@ class Daemon:
         self.governors = [*governors]
         self.limits = GroupLimits(lambda: self.governors)
         self.queue = RunQueue(limit=config.queue_limit, rules=[self.limits])
+        self.sharing = Sharing(self.queue, config, slots=lambda: self.governors)
         self._notifier = notifier
         self._background = Background(state_dir=config.state_dir)
         self.journal_folder = config.state_dir
@@ -106,6 +108,7 @@ class Daemon:
         self._dispatcher: Dispatcher
         self._journal: Journal
         self._broker: BrokerProcess
+        self._slots: Slots
         self._reserve: disk_reserve.Reserve
         self._pruner: Pruner
         self._recovery: Recovery
@@ -150,26 +153,25 @@ class Daemon:
             self.held, self.damaged = recovery.held, recovery.damaged
             self.draining = Draining(journal, is_idle=self._is_idle, end=self.end, changed=self._drained)
             await self.draining.load()
-            self._dispatcher = Dispatcher(self.queue, damaged=self.damaged, may_begin=self._may_begin)
+            self._dispatcher = Dispatcher(
+                self.queue, self.sharing.machine, damaged=self.damaged, may_begin=self._may_begin
+            )
             await recovery.clean_up()
             await stack.enter_async_context(
                 recovery.heartbeat.beating(in_order=lambda: background.is_in_order)
             )
             stack.enter_context(folders.cleared(config.runtime_dir))
             context = await self._open(stack, journal)
-            self.governors = self.governors or [
-                RunGovernor(config.worker_endpoint, f"slot-{number}") for number in range(config.slots)
-            ]
-            for governor in self.governors:
-                governor.attach(context, on_change=self._changed, on_journal_failure=background.fail)
+            slots = self._slots = Slots(
+                self.governors, context, govern=self._govern, changed=self._changed, failed=background.fail
+            )
+            slots.resize(len(self.governors) or config.slots)
             for run in await recovery.assignments(context.runs_folder):
                 self.queue.append(run)
             if recovery.survivors:
                 background.spawn(self._enqueue(recovery.held_assignments(context.runs_folder)), "recovery")
-            slots = [
-                asyncio.create_task(self._govern(governor), name=governor.uid) for governor in self.governors
-            ]
-            background.spawn(self._dispatcher.run(self.governors, journal), "dispatch")
+            slots.begin()
+            background.spawn(self._dispatcher.run(slots, journal), "dispatch")
             background.spawn(context.files.run(), "file_watch")
             self._journal = journal
             self._pruner = Pruner(context.journal, context.runs_folder)
@@ -192,7 +194,7 @@ class Daemon:
             try:
                 yield self
             finally:
-                await self._shut_down(slots, context)
+                await self._shut_down(context)
 
     async def register(self, into: AsyncExitStack, uri: str, service: str, secret: Secret | None) -> None:
         """Raises TimeoutError when no broker registers the service."""
@@ -260,20 +262,14 @@ class Daemon:
             log_level=config.log_level,
         )
 
-    async def _shut_down(self, slots: list[asyncio.Task[None]], context: RunContext) -> None:
+    async def _shut_down(self, context: RunContext) -> None:
         self.is_stopping = True
         self._notifier.stopping("interrupting the runs in work")
         log.info("daemon.stopping", runs=[g.experiment_run_id for g in self.governors if g.experiment_run_id])
-        urgent = self._signals > 1
-        crash = self._background.crash
+        urgent, crash = self._signals > 1, self._background.crash
         why = f": {crash}" if isinstance(crash, ProcessError | FilesRemoved) else ""
-        for governor in self.governors:
-            governor.post_stop(f"the daemon is shutting down{why}", urgent=urgent)
-        _, late = await asyncio.wait(slots, timeout=self.config.stop_grace)
-        if late:
-            for governor in self.governors:
-                governor.post_stop(f"stop_grace of {self.config.stop_grace:g} s is over", urgent=True)
-            await asyncio.wait(slots)
+        grace = self.config.stop_grace
+        await self._slots.stop(f"the daemon is shutting down{why}", urgent=urgent, grace=grace)
         context.journal.wake_followers()
         self.limits.moved()
         await self._background.cancel_all()
@@ -316,6 +312,7 @@ class Daemon:
     def _changed(self, governor: RunGovernor) -> None:
         self.limits.moved(is_free=governor.is_free)
         if governor.is_free:
+            self._slots.end_if_free(governor)
             self.dispatch()
             self._pruner.wake()
             self.draining.end_if_idle()
@@ -374,7 +371,10 @@ class Daemon:
         else:
             log.info("daemon.reloaded", changed=list(changed))
             self.config, self._refused = wanted, ""
-            self.queue.limit = wanted.queue_limit
+            self.sharing.apply(wanted)
+            self._slots.resize(wanted.slots)
+            self._slots.begin()
+            self.dispatch()
             self._pruner.wake()
             return Reloaded(changed=changed)
         finally:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from governor.daemon.draining import Draining
     from governor.daemon.groups.limits import GroupLimits
     from governor.daemon.run_queue import RunQueue
+    from governor.daemon.sharing import Sharing
     from governor.journal.groups import GroupRow
     from governor.journal.runs_table import RunLine, RunRow
     from governor.messages import (
@@ -60,6 +61,7 @@ class DaemonState(Protocol):
     governors: list[RunGovernor]
     queue: RunQueue
     limits: GroupLimits
+    sharing: Sharing
     held: Mapping[str, str]
     damaged: dict[str, str]
     draining: Draining

@@ -52,7 +52,7 @@ keep the daemon from running.
 """
 LARGEST_PID: Final = 2**22
 """The largest pid on Linux."""
-KINDS: Final = (*history.KINDS, "run.transition", "part.ended", "phase.ended")
+KINDS: Final = (*history.KINDS, "run.accepted", "run.transition", "part.ended", "phase.ended")
 """The events that are read of each run."""
 NOT_ON_RECORD: Final = "the daemon shut down in order, but could not record it"
 
@@ -191,9 +191,13 @@ class Recovery:
             pause=_paused(events),
             group=row.group_uid,
         )
-        how = Assignment.of(row, waiting).run.resume
+        run = Assignment.of(row, waiting).run
+        how = run.resume
+        by: dict[str, Any] = next(
+            (event.data.get("by", {}) for event in events if event.kind == "run.accepted"), {}
+        )
         return _Record(
-            run=waiting,
+            run=replace(waiting, owner=by.get("uid"), priority=run.priority, requires=run.requires),
             resume=how,
             is_begun=row.started_at is not None,
             past=self._past(row.uid, events, resume=how),

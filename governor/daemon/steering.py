@@ -10,6 +10,7 @@ import asyncio
 import difflib
 import time
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -93,7 +94,8 @@ class Steering:
             if changed and not asked.dry_run:
                 self._log(PauseRequested.kind, row, asked.reason, by, hard=asked.hard)
                 data = {"reason": asked.reason, "hard": asked.hard}
-                await self._change_queued(waiting, PauseRequested.kind, data, by, pause=asked.reason)
+                paused = replace(waiting, pause=asked.reason)
+                await self._change_queued(waiting, PauseRequested.kind, data, by, becomes=paused)
         return Changed(uid=row.uid, changed=changed, state="queued", dry_run=asked.dry_run)
 
     async def go_on(self, asked: Continue, by: dict[str, Any]) -> Changed:
@@ -115,7 +117,8 @@ class Steering:
             if changed and not asked.dry_run:
                 self._log(ContinueRequested.kind, row, asked.reason, by)
                 data = {"reason": asked.reason}
-                await self._change_queued(waiting, ContinueRequested.kind, data, by, pause=None)
+                again = replace(waiting, pause=None)
+                await self._change_queued(waiting, ContinueRequested.kind, data, by, becomes=again)
         return Changed(uid=row.uid, changed=changed, state="queued", dry_run=asked.dry_run)
 
     async def change_work(self, asked: ChangeWork, by: dict[str, Any]) -> Changed:
@@ -164,6 +167,7 @@ class Steering:
                 return _run_changed(asked, row, state.name, accepted.values)
             waiting = await self._queued(row)
             require_possible(change, first_phase=waiting.first_phase)
+            self._daemon.sharing.machine.require_possible(change.run.requires)
             values = change.told()
             if change.keys and not asked.dry_run:
                 plain = msgspec.to_builtins(values)
@@ -175,7 +179,7 @@ class Steering:
                     PlanChangeRequested.kind,
                     data,
                     by,
-                    pause=waiting.pause,
+                    becomes=replace(waiting, priority=change.run.priority, requires=change.run.requires),
                     also=partial(change.record, uid=row.uid, params=params),
                 )
             return _run_changed(asked, row, "queued", values)
@@ -230,11 +234,11 @@ class Steering:
         data: dict[str, Any],
         by: dict[str, Any],
         *,
-        pause: str | None,
+        becomes: Waiting,
         also: Callable[[Transaction], None] = lambda _: None,
     ) -> None:
-        """The run does not leave the queue while that is being recorded; `pause` is its pause from then on. Without a time, seconds in
-        work are not counted here. Only with `_changing`.
+        """The run does not leave the queue while that is being recorded. Without a time, seconds in work are not counted here. Only with
+        `_changing`.
         """
         queue, uid = self._daemon.queue, waiting.uid
 
@@ -242,14 +246,14 @@ class Steering:
             also(transaction)
             transaction.event(uid, kind, {**data, "by": BY, "who": by})
 
-        then = waiting.pause
-        queue.pause(uid, pause or then or "it is being changed")
+        then = waiting
+        queue.pause(uid, becomes.pause or waiting.pause or "it is being changed")
         try:
             await self._journal.write(change)
-            then = pause
+            then = becomes
         finally:
             if uid in queue:  # it may have been aborted meanwhile
-                queue.pause(uid, then)
+                queue.set(then)
             self._daemon.dispatch()
 
     def _log(self, event: str, row: RunRow, reason: str, by: dict[str, Any], **more: Any) -> None:

@@ -166,6 +166,17 @@ class Restart(Section):
     ] = 2
 
 
+class Requires(Section):
+    """What of the machine a run needs to itself while it is in work."""
+
+    cpus: Annotated[float, Field(ge=0, le=4096, description="Processors.")] = 0.0
+    gpus: Annotated[
+        int,
+        Field(ge=0, le=1024, description="GPUs: the run sees these alone, by `CUDA_VISIBLE_DEVICES`."),
+    ] = 0
+    memory: Annotated[Size | None, Field(description="Memory; `limits.memory` is what bounds it.")] = None
+
+
 class RunDeadlines(Section):
     """Deadlines of the run's own steps."""
 
@@ -230,6 +241,17 @@ class Run(Section):
             description="File with further ones, `NAME=VALUE` in each line, read when the run starts; `env` counts more. A relative path begins at "
             "the run file's folder.",
             examples=[".env"],
+        ),
+    ] = None
+    priority: Annotated[
+        int,
+        Field(ge=-1000, le=1000, description="Of the runs that wait, those with a higher one begin first."),
+    ] = 0
+    requires: Annotated[
+        Requires | None,
+        Field(
+            description="What it needs of the machine: it begins when that is free; null: it needs a slot alone.",
+            examples=[{"gpus": 1, "memory": "16 GiB"}],
         ),
     ] = None
     labels: Annotated[

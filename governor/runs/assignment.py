@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from governor.journal.runs_table import RunRow
     from governor.messages import EndedRuns, FailureKind
-    from governor.run_file.model import AgentSection
+    from governor.run_file.model import AgentSection, Requires
     from governor.run_file.phase_model import TaskSection
     from states.plan import RunPlan
 
@@ -37,7 +37,8 @@ def new_uid() -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
     """A run that waits for a slot, without its run file: there may be many. `worked`, `restarts_used`, `failed` and `failure` are as
-    in the plan. `pause`: the reason of one who has paused it, None if nobody has. `group`: that which it is a run of.
+    in the plan. `pause`: the reason of one who has paused it, None if nobody has. `group`: that which it is a run of. `owner`: the uid of who has
+    submitted it, None if that is not on record.
     """
 
     uid: str
@@ -49,18 +50,22 @@ class Waiting:
     failure: str = ""
     pause: str | None = None
     group: str | None = None
+    owner: int | None = None
+    priority: int = 0
+    requires: Requires | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment(Waiting):
-    """`folder` is where `entry` and `call` are imported from. `ports` are those of the run's services, once it is in work. `variables`: what
-    the daemon adds to the environment of all its processes.
+    """`folder` is where `entry` and `call` are imported from. `ports` are those of the run's services, `gpus` those that it holds, once it
+    is in work. `variables`: what the daemon adds to the environment of all its processes.
     """
 
     run: Run
     folder: str
     ports: dict[str, int] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
+    gpus: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, row: RunRow, waiting: Waiting) -> Assignment:

@@ -46,6 +46,7 @@ OF_ATTEMPTS: Final = frozenset({"timeout", "retries"})
 """Keys of a task that only bound its attempts."""
 NOW: Final = "now"
 NEXT_EPISODES: Final = "once the episodes that are played have ended"
+NEXT_WAIT: Final = "when it waits in the queue again"
 """From when on a value counts."""
 
 
@@ -158,6 +159,8 @@ def _since(path: Path, run: Run, phase: int | None) -> str:  # noqa: PLR0911  # 
         return NOW
     is_played = _is_played(run, phase)
     match path:
+        case ("priority",):
+            return NEXT_WAIT
         case ("phases", int() as index, *_) if phase is None or index > phase:
             return f"when phase {run.phases[index].name} begins"
         case ("phases", _, "simulate", str() as name, *_) if name not in OF_CONDUCTORS:

@@ -77,6 +77,7 @@ class RunGovernor:
         self._inbox: asyncio.Queue[tuple[Event, dict[str, Any], asyncio.Future[None]]] = asyncio.Queue()
         self._transitions: deque[str] = deque(maxlen=SHOWN_TRANSITIONS)
         self._active: ActiveRun | None = None
+        self.holding: Assignment | None = None  # the run of which a process may be alive
         self._in_work = AsyncExitStack()
         self._assigning = asyncio.Lock()
         self._released = asyncio.Event()
@@ -220,6 +221,7 @@ class RunGovernor:
             taken = self.is_free
             try:
                 if taken:
+                    self.holding = assignment
                     self._active = ActiveRun(assignment, context=self._context, governor=self)
                     await self._in_work.enter_async_context(self._active)
                 await self.handle(RunAssigned(assignment.uid, time.monotonic(), plan=assignment.plan))
@@ -247,9 +249,7 @@ class RunGovernor:
         await asked
 
     async def change_plan(self, change: AcceptedChange, by: Mapping[str, Any], reason: str) -> None:
-        """Gives the run in work the changed run file: that and its event are on record together. One at a time. Raises TryAgain when it
-        is refused.
-        """
+        """Gives the run in work the changed run file, on record together with its event. Raises TryAgain when it is refused."""
         if (active := self._active) is None:
             raise TryAgain(f"run {change.assignment.uid} is not in work any more")
         active.change = change
@@ -385,6 +385,7 @@ class RunGovernor:
             self._release_slot()
 
     def _release_slot(self) -> None:
+        self.holding = None
         self._released.set()
         self._released = asyncio.Event()
 

@@ -100,7 +100,10 @@ class Groups:
             fail_fast=run.matrix.fail_fast,
         )
         new = await asyncio.to_thread(lambda: [_new_run(cell) for cell in cells])
-        with self._daemon.queue.place(len(new)):
+        for cell in cells:
+            if cell.run is not None:
+                self._daemon.sharing.machine.require_possible(cell.run.requires)
+        with self._daemon.queue.place(len(new), owner=by.get("uid")):
             recorded = await self._journal.write(
                 lambda transaction: transaction.submit_group(group, new, folder=asked.folder, by=by)
             )
@@ -108,9 +111,17 @@ class Groups:
             return await self._known(recorded, this)
         log.info("group.accepted", group=uid, group_name=run.name, runs=len(new), key=asked.key, by=by)
         self._daemon.limits.know(group)
-        for each in new:
+        for each, cell in zip(new, cells, strict=True):
+            made = run if cell.run is None else cell.run
+            waiting = Waiting(
+                uid=each.uid,
+                group=uid,
+                owner=by.get("uid"),
+                priority=made.priority,
+                requires=made.requires,
+            )
             self._context.metrics.count("runs_accepted")
-            self._daemon.queue.append(Waiting(uid=each.uid, group=uid))
+            self._daemon.queue.append(waiting)
         self._daemon.dispatch()
         return SubmittedGroup(uid=uid, runs=tuple(each.uid for each in new))
 

@@ -6,11 +6,13 @@ import contextlib
 import tempfile
 from pathlib import Path
 
+from governor import config
 from governor.config import LogsConfig
 from governor.daemon.api import DaemonApi
 from governor.daemon.draining import Draining
 from governor.daemon.groups.limits import GroupLimits
 from governor.daemon.run_queue import RunQueue
+from governor.daemon.sharing import Sharing
 from governor.errors import ConfigError
 from governor.executor import Executor
 from governor.journal import disk_reserve
@@ -36,6 +38,11 @@ def done(task, outcome="succeeded", value=None):
     return TaskRecord(task=task, run=0, outcome=outcome, attempts=1, seconds=0.1, value=value)
 
 
+CONFIG = config.load(
+    options={"state_dir": "/s", "runtime_dir": "/r", "queue_limit": 3, "machine.cpus": 4, "machine.gpus": 2}
+)
+
+
 class DaemonStandIn:
     """A daemon without slots: submitted runs stay in the queue."""
 
@@ -43,6 +50,7 @@ class DaemonStandIn:
         self.governors = []
         self.limits = GroupLimits(lambda: self.governors)
         self.queue = RunQueue(limit=3, rules=[self.limits])
+        self.sharing = Sharing(self.queue, CONFIG, slots=lambda: self.governors)
         self.held = {}
         self.damaged = {}
         self.is_stopping = False
