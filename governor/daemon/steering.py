@@ -160,7 +160,14 @@ class Steering:
             if (governor := self._queries.governor_of(row.uid)) is not None:
                 state = _at_work(await governor.settled(), row.uid)
                 phase = state.phase if isinstance(state, Running) else None
-                accepted = accept(change, governor.assignment_of(row.uid), params=row.params, phase=phase)
+                active = governor.in_work(row.uid)
+                accepted = accept(
+                    change,
+                    active.assignment,
+                    params=row.params,
+                    phase=phase,
+                    knows_tasks=active.limits.knows_tasks,
+                )
                 if change.keys and not asked.dry_run:
                     self._log(PlanChangeRequested.kind, row, asked.reason, by, changes=accepted.told)
                     await governor.change_plan(accepted, by, asked.reason)

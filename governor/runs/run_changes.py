@@ -129,11 +129,20 @@ def require_possible(change: RunChange, *, first_phase: int) -> None:
 
 
 def accept(
-    change: RunChange, assignment: Assignment, *, params: Mapping[str, Any], phase: int | None
+    change: RunChange,
+    assignment: Assignment,
+    *,
+    params: Mapping[str, Any],
+    phase: int | None,
+    knows_tasks: bool = True,
 ) -> AcceptedChange:
-    """Of a run at work; `phase` is at work, None before the first one. Raises UsageError for what can't change now."""
+    """Of a run at work; `phase` is at work, None before the first one. `knows_tasks`: all of its attempts of tasks were counted. Raises
+    UsageError for what can't change now.
+    """
     _require_not_ended(change, assignment.first_phase if phase is None else phase)
     since = {key: _since(path, change.run, phase) for key, path in change.keys.items()}
+    if not knows_tasks and change.run.limits.tasks is not None:
+        since |= {key: "" for key, path in change.keys.items() if path[:1] == ("limits",)}
     made = replace(assignment, run=filled_in(change.run, assignment.ports))
     moved = made.plan.conductors != assignment.plan.conductors
     if in_use := [key for key, when in since.items() if not when or moved]:

@@ -113,11 +113,11 @@ class RunGovernor:
     def experiment_run_id(self) -> str | None:
         return self._active.uid if self._active else None
 
-    def assignment_of(self, uid: str) -> Assignment:
-        """That of the run in work. Raises TryAgain when it is another one."""
+    def in_work(self, uid: str) -> ActiveRun:
+        """The run in work. Raises TryAgain when it is another one."""
         if self._active is None or self._active.uid != uid:
             raise TryAgain(f"run {uid} is not in work any more")
-        return self._active.assignment
+        return self._active
 
     @property
     def group(self) -> str | None:

@@ -97,4 +97,7 @@ async def test_what_is_on_record_of_earlier_invocations_counts_and_what_was_inhe
     run = parse({**RUN, "limits": {"tasks": 1000}})
     limits = limits_of(Assignment(uid="r1", run=run, folder="/"), journal)
     assert limits.used == {"episodes": 0, "steps": 0, "tasks": 6}
+    assert limits.knows_tasks
+    unlimited = limits_of(Assignment(uid="r1", run=parse(RUN), folder="/"), journal)
+    assert not unlimited.knows_tasks, "they are many: nobody has counted them"
     await journal.close()

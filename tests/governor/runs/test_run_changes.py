@@ -146,3 +146,13 @@ def test_the_values_that_a_run_is_found_by_follow():
     change = changed_run(run_of(), {"agents.walker.params": {"alpha": 0.1}, "seed": 9})
     params = {"agents.walker.params.alpha": 0.5, "seed": 3, "limits.wall_clock": "1h"}
     assert change.params(params) == {"agents.walker.params.alpha": 0.1, "seed": 9, "limits.wall_clock": "1h"}
+
+
+def test_attempts_that_were_not_counted_can_not_be_limited_while_the_run_works():
+    run = run_of()
+    at_work = Assignment(uid="r1", run=run, folder="/")
+    change = changed_run(run, {"limits.tasks": 9})
+    with pytest.raises(UsageError, match=r"limits.tasks can't be set now"):
+        accept(change, at_work, params={}, phase=0, knows_tasks=False)
+    accept(changed_run(run, {"limits.steps": 9}), at_work, params={}, phase=0, knows_tasks=False)
+    assert accept(change, at_work, params={}, phase=0).values
