@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from governor import clock
-from governor.journal.excerpts import metrics_of_phase
+from governor.journal.excerpts import metrics_of_phase, phases_of
 from governor.journal.schema import UNENDED
 
 if TYPE_CHECKING:
@@ -187,6 +187,17 @@ class GroupChanges(ABC):
             "INSERT OR REPLACE INTO run_labels (run, key, value) VALUES (?, ?, ?)",
             [(run, key, value) for key, value in labels.items()],
         )
+
+    def respecify(
+        self, uid: str, *, name: str, spec: dict[str, Any], params: dict[str, Any], labels: dict[str, str]
+    ) -> None:
+        """Another run file of a run that has not ended. The digest stays that of what was submitted."""
+        packed = msgspec.msgpack.encode(spec)
+        self._connection.execute(
+            "UPDATE runs SET name = ?, spec = ?, phases = ? WHERE uid = ?",
+            (name, packed, phases_of(packed), uid),
+        )
+        self.describe(uid, params=params, labels=labels)
 
     def abort_group(self, uid: str, reason: str, by: dict[str, Any] | None = None) -> GroupRow | None:
         """All runs that it has now end; the first one who asks for it counts. Returns the group."""

@@ -143,17 +143,6 @@ class Transaction(Inheritance, GroupChanges):
         self.event(uid, "run.accepted", {**accepted, "by": by} if by else accepted)
         return uid
 
-    def respecify(
-        self, uid: str, *, name: str, spec: dict[str, Any], params: dict[str, Any], labels: dict[str, str]
-    ) -> None:
-        """Another run file of a run that has not ended. The digest stays that of what was submitted."""
-        packed = msgspec.msgpack.encode(spec)
-        self._connection.execute(
-            "UPDATE runs SET name = ?, spec = ?, phases = ? WHERE uid = ?",
-            (name, packed, phases_of(packed), uid),
-        )
-        self.describe(uid, params=params, labels=labels)
-
     def resumed_by(self, uid: str) -> str | None:
         """The unended run that resumes this one."""
         row = self._connection.execute(
