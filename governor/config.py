@@ -20,6 +20,7 @@ from governor.errors import ConfigError
 from governor.locations import CLIENT_SOCKET, default_runtime_dir, default_state_dir
 from governor.units import sizes
 from governor.units.fields import AnyDuration  # noqa: TC001  # pydantic reads it at run time
+from governor.units.hooks import Hooks
 from governor.units.sections import Section, spell, validated
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ _LONGEST_SOCKET: Final = 40
 
 RELOADABLE: Final = frozenset(
     {
-        *("slots", "queue_limit", "machine", "owners", "stop_grace"),
+        *("slots", "queue_limit", "machine", "owners", "hooks", "stop_grace"),
         *("disk_reserve", "keep_runs", "keep_days", "logs"),
     }
 )
@@ -223,6 +224,7 @@ class Config(Section):
     ] = 1000
     machine: Annotated[MachineConfig, Field(description="What runs share.")] = MachineConfig()
     owners: Annotated[OwnersConfig, Field(description="Bounds for each user.")] = OwnersConfig()
+    hooks: Annotated[Hooks, Field(description="Who is told of each run, beside its own hooks.")] = Hooks()
     ray: Annotated[RayConfig, Field(description="The Ray cluster.")] = RayConfig()
     metrics: Annotated[MetricsConfig, Field(description="Metrics in OpenMetrics format.")] = MetricsConfig()
     socket_group: Annotated[

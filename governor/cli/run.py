@@ -44,6 +44,8 @@ SHOWN_AT_ONCE = 100
 """Lines of user code that a terminal shows, several times a second."""
 REPORT_SECONDS = 30.0
 """How long the report of a run that has ended may take."""
+HOOK_SECONDS = 10.0
+"""How long its hooks may take to be tried."""
 OUTPUT_SECONDS = 5.0
 """How long the last lines of a run that has ended may take."""
 
@@ -165,6 +167,9 @@ async def _run(
                         if not as_data:
                             await failures.show_end(executor, result, state_dir=config.state_dir)
                             await _report(executor, result)
+                    if left := await daemon.hooks.settle(HOOK_SECONDS):
+                        told = f"governor: {left} hooks are not delivered yet: `governor serve --state-dir {config.state_dir}` goes on with that"
+                        lines.say(told, err=True)
         except (JournalError, NoRoom) as error:
             hint = f"when that is repaired, `governor run --resume {uid}` continues it"
             raise type(error)(f"{error}; {hint}") from error

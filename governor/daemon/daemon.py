@@ -26,6 +26,7 @@ from governor.daemon.broker_supervisor import BrokerProcess, broker_of, wait_unt
 from governor.daemon.dispatcher import Dispatcher, Slots
 from governor.daemon.draining import Draining
 from governor.daemon.groups.limits import GroupLimits
+from governor.daemon.hooks.sender import Sender
 from governor.daemon.metrics.measurements import Measurements
 from governor.daemon.metrics.server import MetricsServer
 from governor.daemon.ray_supervisor import RayService
@@ -105,6 +106,7 @@ class Daemon:
         self.is_stopping = False
         self.api: DaemonApi
         self.draining: Draining
+        self.hooks: Sender
         self._dispatcher: Dispatcher
         self._journal: Journal
         self._broker: BrokerProcess
@@ -151,8 +153,6 @@ class Daemon:
             journal = await self._open_journal(stack)
             recovery = self._recovery = Recovery(journal=journal, state_dir=config.state_dir)
             self.held, self.damaged = recovery.held, recovery.damaged
-            self.draining = Draining(journal, is_idle=self._is_idle, end=self.end, changed=self._drained)
-            await self.draining.load()
             self._dispatcher = Dispatcher(
                 self.queue, self.sharing.machine, damaged=self.damaged, may_begin=self._may_begin
             )
@@ -178,6 +178,7 @@ class Daemon:
             background.spawn(self._pruner.serve(lambda: self._retention), "prune")
             self.api = DaemonApi(daemon=self, context=context)
             background.spawn(self.api.groups.serve(), "groups")
+            background.spawn(self.hooks.serve(), "hooks")
             await self.register(stack, config.worker_endpoint, SERVICE, context.secret)
             if config.metrics.listen is not None:
                 measure = Measurements(self, context, broker=self._broker, selector=self._selector)
@@ -227,6 +228,9 @@ class Daemon:
         journal = Journal(path, reserve=reserve, on_unreadable=self._background.fail)
         stack.push_async_callback(journal.close)
         await self.limits.load(journal)
+        self.hooks = Sender(journal, self.config.hooks)
+        self.draining = Draining(journal, is_idle=self._is_idle, end=self.end, changed=self._drained)
+        await self.draining.load()
         return journal
 
     async def _open(self, stack: AsyncExitStack, journal: Journal) -> RunContext:
@@ -273,8 +277,6 @@ class Daemon:
         context.journal.wake_followers()
         self.limits.moved()
         await self._background.cancel_all()
-
-    # -- slots -------------------------------------------------------------------------------------------------
 
     async def _govern(self, governor: RunGovernor) -> None:
         try:
@@ -334,8 +336,6 @@ class Daemon:
             state_dir=str(self.config.state_dir),
         )
 
-    # -- signals -----------------------------------------------------------------------------------------------
-
     def _on_signal(self, number: int) -> None:
         """The first signal stops in order; a second one, or SIGQUIT, skips the grace periods."""
         self._signals += 2 if number == signal.SIGQUIT else 1
@@ -372,8 +372,8 @@ class Daemon:
             log.info("daemon.reloaded", changed=list(changed))
             self.config, self._refused = wanted, ""
             self.sharing.apply(wanted)
+            self.hooks.apply(wanted.hooks)
             self._slots.resize(wanted.slots)
-            self._slots.begin()
             self.dispatch()
             self._pruner.wake()
             return Reloaded(changed=changed)

@@ -50,6 +50,7 @@ class Slots:
         self._context, self._govern, self._changed, self._failed = context, govern, changed, failed
         self._tasks: dict[RunGovernor, asyncio.Task[None]] = {}
         self._leaving: set[RunGovernor] = set()
+        self._has_begun = False
         for governor in governors:
             self._attach(governor)
 
@@ -57,7 +58,8 @@ class Slots:
         governor.attach(self._context, on_change=self._changed, on_journal_failure=self._failed)
 
     def begin(self) -> None:
-        """All of them take runs from now on."""
+        """All of them take runs from now on, also further ones."""
+        self._has_begun = True
         for governor in self.governors:
             if governor not in self._tasks:
                 self._tasks[governor] = asyncio.create_task(self._fill(governor), name=governor.uid)
@@ -77,6 +79,8 @@ class Slots:
             )
             self._attach(governor)
             self.governors.append(governor)
+        if self._has_begun:
+            self.begin()
         by_need = sorted(staying, key=lambda governor: governor.is_free)
         self._leaving.update(by_need[number:])
         for governor in by_need[number:]:

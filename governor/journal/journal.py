@@ -35,7 +35,7 @@ from governor.journal.tables import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from governor.journal.disk_reserve import Reserve
@@ -80,6 +80,10 @@ class Journal(RunRecords):
         on_unreadable: Callable[[JournalError], None] = lambda _: None,
     ) -> None:
         self.path = path
+        self.hooks: Mapping[str, Any] = {}
+        """Those of all runs, by name, as plain data."""
+        self.due = asyncio.Event()
+        """Set when there may be another delivery."""
         self._reserve = reserve
         self._on_unreadable = on_unreadable
         self._loop = asyncio.get_running_loop()
@@ -187,7 +191,7 @@ class Journal(RunRecords):
 
     def _transact(self, group: list[_Change]) -> set[str]:
         """Returns the runs that have new events. After sqlite3.Error nothing of the group is recorded."""
-        transaction = Transaction(self._writing)
+        transaction = Transaction(self._writing, self.hooks)
         try:
             self._writing.execute("BEGIN IMMEDIATE")
             for change in group:
@@ -196,6 +200,8 @@ class Journal(RunRecords):
         except sqlite3.Error:
             schema.roll_back(self._writing)
             raise
+        if transaction.has_due:
+            self._loop.call_soon_threadsafe(self.due.set)
         return transaction.touched
 
     def _apply(self, change: _Change, transaction: Transaction) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from governor.errors import RecordDamaged
 from governor.journal import failures, record_check
 from governor.journal.groups import GroupRecords
+from governor.journal.outbox import OutboxRecords
 from governor.journal.runs_table import RunsTable
 from governor.journal.tables import (
     EVENTS_OF_RUN,
@@ -35,7 +36,7 @@ PAGE: Final = 500
 """Events read at once."""
 
 
-class RunRecords(RunsTable, GroupRecords):
+class RunRecords(RunsTable, GroupRecords, OutboxRecords):
     """Each question blocks; raises JournalError, and RecordDamaged for a value that can't be read."""
 
     def result_file(self, uid: str) -> str | None:

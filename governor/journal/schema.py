@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Final
 from governor import logs
 from governor.errors import JournalDamaged, JournalError
 from governor.files import put_in_place, temporary
-from governor.journal import failures
+from governor.journal import failures, outbox
 from governor.journal.disk_reserve import no_room
 from governor.journal.excerpts import FUNCTIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-SCHEMA_VERSION: Final = 9
+SCHEMA_VERSION: Final = 10
 ENDED: Final = "typeof(ended_at) = 'real'"
 UNENDED: Final = "typeof(ended_at) <> 'real'"
 PRUNED: Final = "typeof(pruned_at) = 'real'"
@@ -156,7 +156,7 @@ CREATE INDEX runs_of_group ON runs (group_uid, position, outcome) WHERE group_ui
 that were resumed last begin there. `aborted_to`: the last row of those that an abort of the group ends, which
 `abort_by` has asked for.
 """
-SCHEMA: Final = _RUNS + _INDICES + _RECORDS + _FIGURES + _FAILURES + _OF_DAEMON + _GROUPS
+SCHEMA: Final = _RUNS + _INDICES + _RECORDS + _FIGURES + _FAILURES + _OF_DAEMON + _GROUPS + outbox.TABLES
 MIGRATIONS: Final = {
     1: "ALTER TABLE runs ADD COLUMN parent TEXT;",
     2: f"""
@@ -196,6 +196,7 @@ UPDATE events SET failures = failures_packed(kind, coalesce(data, (SELECT record
 """,  # noqa: S608  # our own schema
     7: _OF_DAEMON,
     8: _GROUPS,
+    9: outbox.TABLES,
 }
 """From each schema to the next one; ``packed(data)`` is `array_of_one`, the other functions are `excerpts.FUNCTIONS` and
 `failures.failures_packed`.

@@ -15,17 +15,18 @@ import msgspec
 
 from governor import clock
 from governor.errors import NoSuchRun, RecordDamaged
-from governor.journal import failures
+from governor.journal import failures, outbox
 from governor.journal.excerpts import metrics_of, phases_of
 from governor.journal.groups import GroupChanges
 from governor.journal.inheritance import Inheritance
+from governor.journal.outbox import OutboxChanges
 from governor.journal.schema import LARGEST, UNENDED
 from governor.messages import EpisodeRecord, RunEvent, RunOutcome, RunResult, TaskRecord
 from governor.messages.figures import PhaseFigures
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from governor.journal.runs_table import RunRow
 GIVING_BACK_SECONDS: Final = 0.01
@@ -96,14 +97,17 @@ _REMOVE: Final = (
     "DELETE FROM ended_episodes WHERE run = ?1 AND (phase, episode) IN (SELECT phase, episode FROM ended_episodes WHERE run = ?1 LIMIT ?2)",
     "DELETE FROM ended_tasks WHERE run = ?1 AND (phase, task, number) IN (SELECT phase, task, number FROM ended_tasks WHERE run = ?1 LIMIT ?2)",
     *(f"DELETE FROM {name} WHERE run = ?1 AND ?2" for name in _TABLES_OF_RUN),  # noqa: S608  # our own names
+    outbox.REMOVE,
 )
 
 
-class Transaction(Inheritance, GroupChanges):
-    """One group of changes in the writer's thread. `touched` are the runs that have new events."""
+class Transaction(Inheritance, GroupChanges, OutboxChanges):
+    """One group of changes in the writer's thread. `touched` are the runs that have new events. `hooks` are those of all runs, by name."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, hooks: Mapping[str, Any]) -> None:
         self._connection = connection
+        self._hooks = hooks
+        self.has_due = False
         self._known: dict[str, _Numbers] = {}
         self.touched: set[str] = set()
 
@@ -180,6 +184,9 @@ class Transaction(Inheritance, GroupChanges):
         if failed:
             numbered = ((numbers.last + 1 + place, items[place]) for place in failed)
             failures.count_causes(self._connection, numbers.run, kind, numbered, phase=phase)
+        if number == 1 and records is None:
+            event = (kind, numbers.last + 1, items[0])
+            self.has_due |= outbox.note(self._connection, numbers.run, event, self._hooks)
         numbers.last += number
         self.touched.add(uid)
 

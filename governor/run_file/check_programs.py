@@ -95,6 +95,10 @@ def missing(
     runs of its matrix, what differs; such a place begins with the number of the cell.
     """
     base = {place: section for place, section, _ in _sections(data)}
+    for name, hook in mapping(mapping(data).get("hooks")).items():
+        command = hook if isinstance(hook, list | tuple) else mapping(hook).get("command")
+        for key, message in _missing({"command": command}, folder, here=here):
+            yield ("hooks", name, *(key if command is not hook else key[1:])), message
     for place, section in base.items():
         for key, message in _missing(section, folder, here=here):
             yield (*place, *key), message

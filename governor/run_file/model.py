@@ -31,6 +31,7 @@ from governor.units.fields import (
     Size,
     Word,
 )
+from governor.units.hooks import Hooks
 from governor.units.sections import Section
 from states.plan import ConductorPlan, Deadlines, OnStall, PhasePlan, RunPlan
 
@@ -254,6 +255,7 @@ class Run(Section):
             examples=[{"gpus": 1, "memory": "16 GiB"}],
         ),
     ] = None
+    hooks: Annotated[Hooks, Field(description="Who is told of it.")] = Hooks()
     labels: Annotated[
         Labels,
         Field(

@@ -1,0 +1,1 @@
+"""Hooks: commands and URLs that are told when something happens to a run."""
