@@ -41,10 +41,12 @@ def part(words: str, page: str, _: object) -> str:
     language, text = _FILE.search(page).groups()  # type: ignore[union-attr]  # the page has one
     examples: dict[tuple[type[BaseModel], str], Any] = {}
     _collect(root, yaml.safe_load(text) if language == "yaml" else tomllib.loads(text), examples)
-    tables = [_table(root, examples, language)]
-    for key, place, section in _below(root, "", {root}):
+    below = _below(root, "", {root})
+    headings = {section: key for key, _, section in below}
+    tables = [_table(root, examples, language, headings)]
+    for key, place, section in below:
         intro = f"`{place}`. {' '.join((section.__doc__ or '').split()).replace('``', '`')}"
-        tables.append(f"## `{key}`\n\n{intro}\n\n{_table(section, examples, language)}")
+        tables.append(f"## `{key}`\n\n{intro}\n\n{_table(section, examples, language, headings)}")
     return "\n".join(tables)
 
 
@@ -81,11 +83,19 @@ def _collect(model: type[BaseModel], data: Any, into: dict[tuple[type[BaseModel]
                 _collect(section, item or {}, into)
 
 
-def _table(model: type[BaseModel], examples: dict[tuple[type[BaseModel], str], Any], language: str) -> str:
+def _table(
+    model: type[BaseModel],
+    examples: dict[tuple[type[BaseModel], str], Any],
+    language: str,
+    headings: dict[type[BaseModel], str],
+) -> str:
+    """`headings`: of each section, the key under which its table stands."""
     schema = model.model_json_schema()
     rows = ["| key | type | default | means | example |", "|---|---|---|---|---|"]
     for key, field in model.model_fields.items():
         kind = _kind(key, field, schema["properties"][key])
+        for section in sections(field.annotation):
+            kind = kind.replace(f"(#{key})", f"(#{headings.get(section, key)})")
         example = "" if sections(field.annotation) else _example(field, examples.get((model, key)))
         cells = [f"`{key}`", kind, _default(field, kind), field.description or "", example]
         if language == "toml":  # which has no null

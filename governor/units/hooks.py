@@ -26,9 +26,15 @@ class Hook(Section):
             description="The document is posted there, as JSON.", examples=["https://hooks.example.org/runs"]
         ),
     ] = None
-    timeout: Annotated[Duration, Field(description="Time for one try.")] = 30.0
+    timeout: Annotated[Duration, Field(description="Time for one try.", examples=["10s"])] = 30.0
     retries: Annotated[
-        int, Field(ge=0, le=100, description="Further tries, after 2 s, 10 s, 1 min, 5 min and every 30 min.")
+        int,
+        Field(
+            ge=0,
+            le=100,
+            description="Further tries, after 2 s, 10 s, 1 min, 5 min and every 30 min.",
+            examples=[3],
+        ),
     ] = 8
 
     @model_validator(mode="after")
