@@ -54,6 +54,8 @@ LARGEST_PID: Final = 2**22
 """The largest pid on Linux."""
 KINDS: Final = (*history.KINDS, "run.accepted", "run.transition", "part.ended", "phase.ended")
 """The events that are read of each run."""
+LEAVING: Final = "its processes to be gone"
+"""What a run waits for that leaves its slot and goes back into the queue."""
 NOT_ON_RECORD: Final = "the daemon shut down in order, but could not record it"
 
 log = logs.get_logger()
@@ -140,7 +142,7 @@ class Recovery:
 
     async def again(self, uid: str, runs_folder: Path, *, after: asyncio.Event) -> list[Waiting]:
         """A run that was interrupted by itself, if it has not ended; read `after` it has left its slot."""
-        self.held[uid] = "its processes to be gone"
+        self.held[uid] = LEAVING
         try:
             await after.wait()
             row = await self._journal.read(partial(self._journal.run, uid))

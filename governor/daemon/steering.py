@@ -18,6 +18,7 @@ import msgspec
 
 from governor import logs
 from governor.daemon.damage import UNREADABLE, damage_in
+from governor.daemon.recovery import LEAVING
 from governor.episodes.rules.evaluation import planned_episodes
 from governor.errors import AlreadyEnded, TryAgain, UsageError
 from governor.messages import Changed, Done, RunChanged
@@ -231,7 +232,7 @@ class Steering:
             return waiting
         self._refuse_ended(await self._journal.read(partial(self._queries.find, row.uid)))
         if why := self._daemon.held.get(row.uid):
-            raise TryAgain(f"run {row.uid} waits for {why}")
+            raise (_Moving if why == LEAVING else TryAgain)(f"run {row.uid} waits for {why}")
         raise _Moving(f"run {row.uid} is between queue and slot, try again")
 
     async def _change_queued(

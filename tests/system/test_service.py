@@ -137,11 +137,11 @@ async def test_sighup_reloads_the_whole_configuration_or_nothing(short_path):
         assert "RELOADING=1" in (await service.messages_until("RELOADING=1"))[-1]
         assert "queue_limit" in await service.logged("daemon.reloaded")
         await service.messages_until("READY=1")
-        service.config.write_text("queue_limit = 9\nslots = 3\n")
+        service.config.write_text("queue_limit = 9\nlog_level = 'debug'\n")
         service.process.send_signal(signal.SIGHUP)
         refused = await service.logged("daemon.reload")
         assert "daemon.reload_refused" in refused
-        assert "slots takes a restart" in refused
+        assert "log_level takes a restart" in refused
 
 
 async def test_reload_waits_for_the_answer_and_prints_the_faults_of_a_refused_configuration(short_path):
@@ -156,14 +156,14 @@ async def test_reload_waits_for_the_answer_and_prints_the_faults_of_a_refused_co
         )
         assert await service.reload("--json") == (ExitCode.DONE, '{"type":"Reloaded","changed":[]}\n', "")
 
-        service.config.write_text("queue_limit = 9\nslots = 3\nray.num_cpus = 7\n")
+        service.config.write_text("queue_limit = 9\nlog_level = 'debug'\nray.num_cpus = 7\n")
         code, output, errors = await service.reload()
         assert (code, output) == (ExitCode.BAD_CONFIGURATION, "")
         assert errors == (
             "governor: error: the configuration was not taken over: bad configuration\n"
-            "  slots takes a restart of the daemon\n  ray takes a restart of the daemon\n"
+            "  ray takes a restart of the daemon\n  log_level takes a restart of the daemon\n"
         )
-        assert "reload refused: slots takes a restart" in (await service.messages_until("reload refused"))[-1]
+        assert "reload refused: ray takes a restart" in (await service.messages_until("reload refused"))[-1]
         service.config.write_text("queue_limit = 'x'\nslot = 3\n")
         code, _, errors = await service.reload()
         assert code == ExitCode.BAD_CONFIGURATION
