@@ -35,6 +35,8 @@ class Sender:
         self._journal = journal
         self._under_way: dict[int, asyncio.Task[None]] = {}
         self._ended = asyncio.Event()
+        self._broken: set[int] = set()
+        """Whose tries this daemon can't record: the next one makes them."""
         self.apply(hooks)
 
     def apply(self, hooks: Hooks) -> None:
@@ -74,7 +76,8 @@ class Sender:
         room = AT_ONCE - len(self._under_way)
         if room <= 0:
             return None
-        due = partial(self._journal.due_deliveries, room + 1, besides=[*self._under_way])
+        besides = [*self._under_way, *self._broken]
+        due = partial(self._journal.due_deliveries, room + 1, besides=besides)
         for delivery in await self._journal.read(due):
             wait = (delivery.due_at or 0.0) - clock.wall()
             if wait > 0:
@@ -91,6 +94,7 @@ class Sender:
         del self._under_way[position]
         self._ended.set()
         if not task.cancelled() and (error := task.exception()) is not None:
+            self._broken.add(position)
             log.error("hook.not_recorded", exc_info=error)
 
     async def _until_due(self, seconds: float | None) -> None:

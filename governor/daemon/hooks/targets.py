@@ -15,6 +15,7 @@ import os
 import signal
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from governor.errors import text_of
 from governor.version import __version__
@@ -94,7 +95,8 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 async def post(url: str, document: Mapping[str, Any], *, timeout: float) -> str:  # noqa: ASYNC109  # of the whole try
-    """With the header Idempotency-Key."""
+    """With the header Idempotency-Key. Errors name the server alone: the rest of an URL may be a secret."""
+    where = urlsplit(url).hostname or "the server"
     aiohttp = await asyncio.to_thread(import_module, "aiohttp")
     headers = {
         "Content-Type": "application/json",
@@ -109,11 +111,11 @@ async def post(url: str, document: Mapping[str, Any], *, timeout: float) -> str:
             if 200 <= answer.status < 300:
                 return ""
             said = (await answer.content.read(KEPT_BYTES)).decode(errors="replace")
-            return _short(f"{url} answered {answer.status}{f': {said}' if said.strip() else ''}")
+            return _short(f"{where} answered {answer.status}{f': {said}' if said.strip() else ''}")
     except TimeoutError:
-        return f"{url} took longer than its timeout of {timeout:g} s"
+        return f"{where} took longer than its timeout of {timeout:g} s"
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        return _short(f"{url} can't be reached: {text_of(error)}")
+        return _short(f"{where} can't be reached: {text_of(error)}")
 
 
 def _encoded(document: Mapping[str, Any]) -> bytes:

@@ -363,7 +363,6 @@ class Attempts:
             self.check(slot)
 
     def change_limits(self, batch: Batch | None, task: TaskSpec) -> None:
-        """What is ending, ends."""
         if batch is None or (node := batch.nodes.get(task.id)) is None:
             return
         node.spec = replace(node.spec, timeout=task.timeout, retries=task.retries, retry=task.retry)
