@@ -35,7 +35,12 @@ async def until_logged(instance, text):
     return await until(lambda: log if text in (log := (instance.folder / "log").read_text()) else None)
 
 
-TELL = ["sh", "-c", 'cat >> told; echo >> told; echo "$RUN_NAME $OUTCOME $HOOK" > said']
+TELL = [
+    "sh",
+    "-c",
+    '{ cat; echo; } > $HOOK.part; echo "$RUN_NAME $OUTCOME $HOOK" > said; cat $HOOK.part >> told',
+]
+"""A line comes by one write, and last: several programs tell at the same time."""
 
 
 async def test_the_end_of_a_run_is_told_to_a_command_and_an_url_after_it_is_on_record(instance, walk):

@@ -17,7 +17,8 @@ from tests.support.hook_server import listening
 
 KILLS = int(os.environ.get("GOVERNOR_TEST_KILLS", "12"))
 pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(300 + 20 * KILLS)]
-TELL = ["sh", "-c", "cat > $RUN.part; sleep 0.1; cat $RUN.part >> told; echo >> told"]
+TELL = ["sh", "-c", "{ cat; echo; } > $RUN.part; sleep 0.1; cat $RUN.part >> told"]
+"""A line comes by one write: several programs tell at the same time."""
 
 
 async def test_each_end_is_told_whenever_the_daemon_is_killed(instance, walk):
