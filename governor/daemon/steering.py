@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from states import State
 
 BY: Final = "api"
-MOVING_SECONDS: Final = 6.0
+MOVING_SECONDS: Final = 4.0
 """Less than a client waits for an answer."""
 LOOK_SECONDS: Final = 0.1
 T = TypeVar("T")
