@@ -187,13 +187,13 @@ def test_links_and_pipes_of_user_code_are_no_spools(tmp_path, collector):
 def test_a_run_that_begins_while_the_left_one_is_found_keeps_its_spools(tmp_path, collector, monkeypatch):
     run = run_in(tmp_path, "one")
     collector.begin(run_in(tmp_path, "other"))
-    spool.folder_of(run).mkdir(parents=True)
     end, found = collector.end, []
 
     def end_and_find(uid):
         end(uid)
         if not found:
-            with collector._lock:  # its thread may end it as soon as it is found
+            with collector._lock:  # its thread, which may just have begun, ends what it finds
+                spool.folder_of(run).mkdir(parents=True)
                 collector._find_left()
                 found.append(collector._runs["one"])
 
