@@ -247,7 +247,9 @@ async def test_conditions_of_the_user_are_asked_in_the_driver(phases, tmp_path, 
     assert outcomes(records).count("terminated") == 12
     assert end.ended_by == "until[1] (conditions_world:Every): STOP_SIMULATION after episode 11"
     assert [int(line.split()[0]) for line in log.read_text().splitlines()] == [*range(12)]
-    builds = Counter(pids(built))  # at the start and after each of two resets, in each runner that played then
+    builds = Counter(
+        pids(built)
+    )  # at the start and after each of two resets, in each runner that played then
     assert builds.total() >= 3
     assert max(builds.values()) <= 3
 
