@@ -64,6 +64,8 @@ async def test_an_agent_that_hangs_in_a_checkpoint_costs_a_restart_and_no_episod
     await harness.pair(agent=entry, agent_params={"at": 2})
     wanted = harness.play(episodes=4, checkpoint=Checkpoint(every=2), seconds=60)
     playing = asyncio.create_task(wanted)
+    await asyncio.wait_for(asyncio.shield(harness.failures["agent.walker"]), 20)
+    monkeypatch.undo()  # the next one may take as long as the disk does
     reason = await replaced(harness, "agent.walker", entry=entry, params={"at": 99})
     assert without_place(reason) == "agent 'walker' hangs: no state for a checkpoint within 0.3 s"
     held.let_go()  # its thread ends, as with a process
