@@ -69,6 +69,7 @@ MESSAGE_IDS: Final = MappingProxyType(
         ("run.work_change_requested", ""): "4f74a56697164dd4bf0dbdf469c27740",
         ("run.plan_change_requested", ""): "5ae5d0d6730b4060a739d9f9e83d20d1",
         ("run.damaged", ""): "d20e23b34ad74bfc86ab3f7a257c4f87",
+        ("run.code_changed", ""): "17f00435ca2c4ce593afd7817bb20464",
         ("run.stalled", ""): "4b9bb0259efc4d88aaa44a523329ca6c",
         ("run.pruned", ""): "20078460713843378af7acd7b042a910",
         ("phase.started", ""): "23f347cd87f1410eb54d399fb8c3a732",

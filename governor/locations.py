@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 NAME: Final = "run-governor"
 CLIENT_SOCKET: Final = "broker.sock"
+JOURNAL: Final = "governor.db"
+"""In the state folder: what has it is the folder of a daemon."""
 STALE_SECONDS: Final = 3.0
 """A restarted broker is back by then, also when its forkserver must restart."""
 RETRY_SECONDS: Final = 0.2

@@ -12,6 +12,7 @@ import msgspec
 from governor.cli import ask
 from governor.cli.rendering import display
 from governor.errors import NotPermitted, UsageError
+from governor.locations import JOURNAL
 from governor.units import sizes
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ async def _without_daemon(
     from governor.journal.retention import Pruner, RetentionPolicy, requested_policy  # noqa: PLC0415  # as above
 
     keep = requested_policy(keep_runs, keep_days, otherwise=RetentionPolicy())
-    path = state_dir / "governor.db"
+    path = state_dir / JOURNAL
     if not path.exists():
         raise UsageError(f"{state_dir} has no journal")
     with state_lock(state_dir):

@@ -12,6 +12,7 @@ from governor.cli import ask, groups, matrix
 from governor.cli.rendering import display, failures
 from governor.cli.rendering.lines import counted, say
 from governor.messages import Submitted
+from governor.runs.record.code import CHANGED, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -107,7 +108,15 @@ def resume(ctx: click.Context, /, *, uid: str, key: str | None, **how: bool) -> 
     if groups.is_group(uid):
         groups.resume(ctx, uid, key=key, **how)
         return
-    _hand_in(ctx, lambda executor: executor.resume(uid, key=key), **how)
+
+    async def begin(executor: Executor) -> str:
+        new = await executor.resume(uid, key=key)
+        if not how["watch"]:  # which shows it
+            async for event in executor.watch(new, follow=False, kinds=(CHANGED,)):
+                say(f"the code of the run: {sentence(event.data)}", err=True)
+        return new
+
+    _hand_in(ctx, begin, **how)
 
 
 def _hand_in(

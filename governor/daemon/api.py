@@ -13,25 +13,22 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from governor import logs
 from governor.daemon.groups.reports import GroupReports
-from governor.daemon.groups.verbs import Groups, require_key
+from governor.daemon.groups.verbs import Groups
 from governor.daemon.queries import RunQueries
 from governor.daemon.senders import Senders
 from governor.daemon.steering import Steering
+from governor.daemon.submission.runs import Submissions
 from governor.errors import (
-    AlreadyEnded,
     BadRequest,
-    GoingDown,
     GovernorError,
     NotEnded,
     RecordDamaged,
-    TryAgain,
-    UsageError,
     refusal_of,
 )
 from governor.journal.schema import LARGEST
@@ -60,7 +57,6 @@ from governor.messages import (
     Stop,
     Submit,
     SubmitGroup,
-    Submitted,
     Undrain,
     Watch,
     WatchEnd,
@@ -69,9 +65,8 @@ from governor.messages import (
     encode,
 )
 from governor.messages.chunking import chunks, slices
-from governor.run_file.load import digest, parse
-from governor.runs.assignment import Assignment, Waiting, new_uid
-from governor.runs.record import failures, resume
+from governor.runs.assignment import Assignment, Waiting
+from governor.runs.record import failures
 from governor.runs.record.result import (
     build_result,
     curves_of,
@@ -79,15 +74,13 @@ from governor.runs.record.result import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from governor.daemon.queries import DaemonState
     from governor.journal.journal import Journal
     from governor.journal.runs_table import RunLine
-    from governor.journal.tables import Transaction
     from governor.messages import FailureList, RunCurves, RunResult
     from governor.runs.active_run import RunContext
-    from governor.runs.record.resume import KeptWork
     from transport.worker import Request
 
 KEEP_ALIVE_SECONDS: Final = 5.0
@@ -103,12 +96,13 @@ class DaemonApi:
         self._journal: Journal = context.journal
         self._queries = RunQueries(daemon=daemon, context=context)
         self.steering = Steering(daemon=daemon, context=context, queries=self._queries)
+        self._submissions = Submissions(daemon=daemon, context=context, queries=self._queries)
         self.groups = Groups(
             daemon=daemon,
             context=context,
             queries=self._queries,
             steering=self.steering,
-            resume=partial(self._resume, of_group=True),
+            resume=partial(self._submissions.resume, of_group=True),
         )
         self._group_reports = GroupReports(daemon=daemon, context=context, queries=self._queries)
         self._senders = Senders()
@@ -128,7 +122,7 @@ class DaemonApi:
         by = await self._senders.of(request)
         match asked:
             case Submit():
-                return await self._submit(asked, by)
+                return await self._submissions.submit(asked, by)
             case SubmitGroup():
                 return await self.groups.submit(asked, by)
             case ChangeGroup():
@@ -138,7 +132,7 @@ class DaemonApi:
             case WatchGroup():
                 return await self._group_reports.watch(request, asked)
             case Resume():
-                return await self._resume(asked, by)
+                return await self._submissions.resume(asked, by)
             case Watch():
                 return await self._watch(request, asked)
             case GetStatus():
@@ -183,144 +177,6 @@ class DaemonApi:
                 return Done()
 
     # -- verbs -------------------------------------------------------------------------------------------------
-
-    async def _submit(self, asked: Submit, by: dict[str, Any]) -> Submitted:
-        run = parse(asked.run, "run file")
-        if run.matrix is not None:
-            raise UsageError("the run file has a matrix: submit it as a group")
-        this = digest(run)
-        if (known := await self._find_known(asked.key, this)) is not None:
-            return known
-        uid = new_uid()
-
-        def change(transaction: Transaction) -> str:
-            return transaction.submit(
-                uid=uid,
-                key=asked.key,
-                name=run.name,
-                spec=run.raw(),
-                folder=asked.folder,
-                digest=this,
-                by=by,
-                params=asked.params,
-            )
-
-        self._daemon.sharing.machine.require_possible(run.requires)
-        with self._daemon.queue.place(owner=by.get("uid")):
-            recorded = await self._journal.write(change)
-        if recorded != uid:
-            await self._find_known(asked.key, this)
-        waiting = Waiting(uid=uid, owner=by.get("uid"), priority=run.priority, requires=run.requires)
-        return self._accepted(waiting, recorded, run_name=run.name, key=asked.key, by=by)
-
-    async def _resume(self, asked: Resume, by: dict[str, Any], *, of_group: bool = False) -> Submitted:
-        """`of_group`: its whole group is being resumed."""
-        row = await self._journal.read(partial(self._queries.find_sound, asked.uid))
-        if (known := await self._find_known(asked.key, parent=row.uid)) is not None:
-            return known
-        if row.outcome is None or row.ended_at is None:
-            raise NotEnded(row.uid, (await self._queries.status_of(row)).state)
-        run, old = parse(row.spec, row.name), self._context.run_folder(row.uid)
-        kept = await asyncio.to_thread(resume.find_kept_work, self._journal, row, run, old)
-        if kept.is_complete and row.outcome == "finished":
-            why = "nothing of it failed or is missing, so there is nothing to resume"
-            raise AlreadyEnded(row.uid, message=f"run {row.uid} has ended already: finished; {why}")
-        uid = new_uid()
-
-        def change(transaction: Transaction) -> str:
-            other = transaction.resumed_by(row.uid)
-            if row.group_uid is not None and not of_group:
-                transaction.resume_group(row.group_uid)
-            recorded = transaction.submit(
-                uid=uid,
-                key=asked.key,
-                name=run.name,
-                spec=row.spec,
-                folder=row.folder,
-                parent=row.uid,
-                by=by,
-                group=row.group_uid,
-                cell=row.cell,
-                params=row.params,
-            )
-            if recorded == uid:
-                if other is not None:
-                    raise TryAgain(f"run {other} resumes run {row.uid} right now; `governor watch {other}`")
-                kept.record(transaction, uid)
-            return recorded
-
-        with self._daemon.queue.place(owner=by.get("uid")):
-            recorded = await self._record_with_files(uid, change, kept)
-        waiting = Waiting(
-            uid=uid,
-            first_phase=kept.first_phase,
-            group=row.group_uid,
-            owner=by.get("uid"),
-            priority=run.priority,
-            requires=run.requires,
-        )
-        if row.group_uid is not None:
-            group = await self._journal.read(partial(self._journal.group, row.group_uid))
-            self._daemon.limits.know(group)
-        about = {"run_name": run.name, "key": asked.key, "parent": row.uid, "by": by}
-        return self._accepted(waiting, recorded, **about)
-
-    async def _record_with_files(self, uid: str, change: Callable[[Transaction], str], kept: KeptWork) -> str:
-        """Writes to the journal; the recorded run has the files of the old one."""
-        folder = self._context.run_folder(uid)
-        recorded = ""
-        try:
-            await asyncio.to_thread(resume.stage, kept, folder)
-            await kept.record_tasks(self._journal, uid)
-            recorded = await self._journal.write(change)
-            if recorded == uid:
-                self._journal.reserved.discard(uid)
-                await asyncio.to_thread(resume.publish, folder)
-        except OSError as error:
-            raise TryAgain(f"the files of {kept.folder} can't be taken over: {error}") from error
-        except asyncio.CancelledError:
-            recorded = uid  # possibly recorded; the next start of the daemon finds out
-            raise
-        finally:
-            if recorded != uid:
-                self._journal.reserved.discard(uid)
-                await asyncio.to_thread(resume.discard, folder)
-        return recorded
-
-    async def _find_known(
-        self, key: str | None, this: bytes | None = None, *, parent: str | None = None
-    ) -> Submitted | None:
-        """The run with this key, also when the queue is full: a client that repeats its request gets its own run.
-
-        Raises TryAgain when there is none and no run can be accepted, UsageError when the run does not resume
-        `parent`, was submitted with another run file than that of the digest `this`, or the key is too long.
-        """
-        require_key(key)
-        known = None if key is None else await self._journal.read(partial(self._journal.of_key, key))
-        if known is not None:
-            row = await self._journal.read(partial(self._journal.line, known))
-            if parent is not None and (row is None or row.parent != parent):
-                raise UsageError(f"the key {key!r} is that of run {known}, which does not resume {parent}")
-            if this is not None and row is not None and (row.digest or this) != this:
-                raise UsageError(
-                    f"the key {key!r} is that of run {known}, which was submitted with another run file: choose "
-                    "another key for this one"
-                )
-            return Submitted(uid=known, known=True)
-        self._daemon.require_room()
-        if self._daemon.is_stopping:
-            raise GoingDown("the daemon is shutting down and accepts no more runs")
-        return None
-
-    def _accepted(self, run: Waiting, recorded: str, **about: object) -> Submitted:
-        """Queues the run, unless its key was used at the same time for the `recorded` one."""
-        known = recorded != run.uid
-        if not known:
-            log.info("run.accepted", run=recorded, **about)
-            self._context.metrics.count("runs_accepted")
-            self._daemon.queue.append(run)
-            self._daemon.dispatch()
-        return Submitted(uid=recorded, known=known)
 
     async def _watch(self, request: Request, asked: Watch) -> WatchEnd:
         after = asked.after

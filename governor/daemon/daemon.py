@@ -33,17 +33,11 @@ from governor.daemon.ray_supervisor import RayService
 from governor.daemon.recovery import Recovery
 from governor.daemon.run_queue import RunQueue
 from governor.daemon.sharing import Sharing
-from governor.errors import (
-    ConfigError,
-    ExitCode,
-    FilesRemoved,
-    GovernorError,
-    ProcessError,
-    UsageError,
-)
+from governor.errors import ConfigError, ExitCode, FilesRemoved, GovernorError, ProcessError, UsageError
 from governor.journal import disk_reserve, schema
 from governor.journal.journal import Journal
 from governor.journal.retention import Pruner, RetentionPolicy, requested_policy
+from governor.locations import JOURNAL
 from governor.messages import SERVICE, Reloaded
 from governor.output.collector import Collector
 from governor.processes import leftovers, process
@@ -223,7 +217,7 @@ class Daemon:
         )
         reserve.take()
         stack.callback(reserve.release)
-        path = self.journal_folder / "governor.db"
+        path = self.journal_folder / JOURNAL
         await asyncio.to_thread(schema.examine, path)
         journal = Journal(path, reserve=reserve, on_unreadable=self._background.fail)
         stack.push_async_callback(journal.close)

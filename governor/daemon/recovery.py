@@ -30,7 +30,7 @@ from governor.processes import leftovers
 from governor.processes.identity import ProcessIdentity
 from governor.processes.readiness import readable
 from governor.runs.assignment import Assignment, Waiting
-from governor.runs.record import history, resume
+from governor.runs.record import history, resume, snapshot, staging
 from governor.runs.record.result import record_result
 from governor.runs.run_log import run_ended
 from governor.tasks.cluster import head
@@ -116,7 +116,7 @@ class Recovery:
 
     async def assignments(self, runs_folder: Path) -> list[Waiting]:
         """The runs to queue, in the order of submission; runs that were in work only if there are no survivors."""
-        await asyncio.to_thread(resume.finish_interrupted, self._journal, runs_folder)
+        await asyncio.to_thread(staging.finish_interrupted, self._journal, runs_folder)
         if self.survivors:
             pids = ", ".join(map(str, self.survivors))
             begun = [uid for uid, record in self._records.items() if record.is_begun]
@@ -299,11 +299,24 @@ def _decided(row: RunRow, events: list[RunEvent]) -> _End | None:
 
 async def _begin_anew(journal: Journal, uid: str, past: History, *, folder: Path) -> None:
     """Discards the work done so far, in the journal first: if the daemon crashes in between, the next start removes
-    the files.
+    the files. The copy of its code stays.
     """
     if past.begun:
         await journal.write(lambda transaction: transaction.restarted(uid))
-    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+    await asyncio.to_thread(_remove_work, folder)
+
+
+def _remove_work(folder: Path) -> None:
+    if not (folder / snapshot.FOLDER).is_dir():
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    for path in [*folder.iterdir()]:
+        if path.is_dir() and not path.is_symlink():
+            if path.name != snapshot.FOLDER:
+                shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                path.unlink()
 
 
 def _first_unfinished_phase(events: list[RunEvent], *, phases: int) -> int:

@@ -49,13 +49,14 @@ class GroupRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRun:
-    """A run to be recorded: `spec` in msgpack, as of `phases` phases. `cell` is its number in the group."""
+    """A run to be recorded: `spec` in msgpack, as of `phases` phases. `cell` is its number in the group, `folder` that of its code."""
 
     uid: str
     name: str
     spec: bytes
     phases: int
     cell: int
+    folder: str
     digest: bytes | None = None
     params: dict[str, Any] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
@@ -136,9 +137,14 @@ class GroupChanges(ABC):
         """That of the run's row."""
 
     def submit_group(
-        self, group: GroupRow, runs: Sequence[NewRun], *, folder: str, by: dict[str, Any] | None = None
+        self,
+        group: GroupRow,
+        runs: Sequence[NewRun],
+        *,
+        by: dict[str, Any] | None = None,
+        code: dict[str, Any] | None = None,
     ) -> GroupRow:
-        """Records a group with its runs and returns it; the earlier one where the key was used before. `by`: who submits it."""
+        """Records a group with its runs and returns it; the earlier one where the key was used before. `by`, `code`: as of `accept`."""
         known = self._connection.execute(f"{_SELECT} WHERE key = ?", (group.key,)).fetchone()
         if known is not None:
             return _row(known)
@@ -151,12 +157,24 @@ class GroupChanges(ABC):
         )
         at = clock.wall()
         for run in runs:
-            columns = {"key": None, "name": run.name, "spec": run.spec, "folder": folder, "submitted_at": at}
+            columns = {
+                "key": None,
+                "name": run.name,
+                "spec": run.spec,
+                "folder": run.folder,
+                "submitted_at": at,
+            }
             self._accept(run.uid, {**columns, "digest": run.digest, "phases": run.phases})
             self.belongs(run.uid, group=group.uid, cell=run.cell, params=run.params, labels=run.labels)
-            accepted = {"name": run.name, "phases": run.phases, "group": group.uid}
-            self.event(run.uid, "run.accepted", {**accepted, "by": by} if by else accepted)
+            about = {"name": run.name, "phases": run.phases, "group": group.uid}
+            self.accepted(run.uid, about, by=by, code=code)
         return group
+
+    def accepted(
+        self, uid: str, about: dict[str, Any], *, by: dict[str, Any] | None, code: dict[str, Any] | None
+    ) -> None:
+        """Records the first event of a run. `by`: who submits it; `code`: what is known of its code."""
+        self.event(uid, "run.accepted", about | ({"by": by} if by else {}) | ({"code": code} if code else {}))
 
     def belongs(
         self,

@@ -31,6 +31,7 @@ KINDS: Final = frozenset(
     | {"phase.started", "phase.ended", "run.transition", "run.interrupted", "run.ended", "run.accepted"}
     | {
         "run.inherited",
+        "run.code_changed",
         "run.restarted",
         "part.finalizing",
         "task.started",

@@ -122,12 +122,13 @@ class Transaction(Inheritance, GroupChanges, OutboxChanges):
         parent: str | None = None,
         digest: bytes | None = None,
         by: dict[str, Any] | None = None,
+        code: dict[str, Any] | None = None,
         group: str | None = None,
         cell: int | None = None,
         params: dict[str, Any] | None = None,
     ) -> str:
-        """Records a run and returns its uid; that of the earlier run where the key was used before. `by`: who submits it; `group`,
-        `cell`, `params`: as of `RunLine`.
+        """Records a run and returns its uid; that of the earlier run where the key was used before. `by`, `code`: as of `accepted`;
+        `group`, `cell`, `params`: as of `RunLine`.
 
         Raises NoSuchRun when the parent was pruned meanwhile.
         """
@@ -141,10 +142,8 @@ class Transaction(Inheritance, GroupChanges, OutboxChanges):
         packed = msgspec.msgpack.encode(spec)
         values = {"key": key, "name": name, "spec": packed, "folder": folder, "submitted_at": clock.wall()}
         self._accept(uid, {**values, "parent": parent, "digest": digest, "phases": phases_of(packed)})
-        labels = spec.get("labels", {})
-        self.belongs(uid, group=group, cell=cell, params=params or {}, labels=labels)
-        accepted = {"name": name, "phases": len(spec.get("phases", ()))}
-        self.event(uid, "run.accepted", {**accepted, "by": by} if by else accepted)
+        self.belongs(uid, group=group, cell=cell, params=params or {}, labels=spec.get("labels", {}))
+        self.accepted(uid, {"name": name, "phases": len(spec.get("phases", ()))}, by=by, code=code)
         return uid
 
     def resumed_by(self, uid: str) -> str | None:

@@ -124,7 +124,8 @@ class RunResult(Message, frozen=True):
     """The end of a run. `parent` is the run that this one resumed. `seconds` in work, over all invocations of the daemon, by
     the monotonic clock, so changing the clock does not affect it; None in older records. `submitted_by`: `uid`, `gid` and `pid`
     of the process that submitted it, or its `address`; empty where that is not known.
-    `deaths`: conductors that died, by conductor and cause.
+    `deaths`: conductors that died, by conductor and cause. `code_changed`: what has changed of its code since it was submitted, began, or
+    the run began that it resumes, a sentence each time that this was found.
     A run that has not ended is ``in work``: its `reason` is what it waits for, and `ended_at` the time of the answer.
     """
 
@@ -141,3 +142,4 @@ class RunResult(Message, frozen=True):
     seconds: float | None = None
     deaths: tuple[FailureGroup, ...] = ()
     submitted_by: dict[str, Any] = {}
+    code_changed: tuple[str, ...] = ()

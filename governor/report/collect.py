@@ -115,6 +115,7 @@ class RunCollector:
             seconds=found.seconds,
             parent=found.parent,
             submitted_by=found.submitted_by,
+            code_changed=found.code_changed,
             folder=found.folder,
             phases=[msgspec.structs.replace(phase, tasks=(), failures=()) for phase in found.phases],
         )

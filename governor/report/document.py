@@ -34,6 +34,7 @@ class Summary(msgspec.Struct, kw_only=True):
     seconds: float | None = None
     parent: str | None = None
     submitted_by: dict[str, Any] = {}
+    code_changed: tuple[str, ...] = ()
     folder: str = ""
     phases: list[PhaseResult] = []
 

@@ -17,6 +17,7 @@ from governor.daemon.state_lock import is_served
 from governor.errors import JournalError, NoSuchRun
 from governor.journal import schema
 from governor.journal.run_records import RunRecords
+from governor.locations import JOURNAL
 from governor.messages import ReadOutput, RunResult
 from governor.output import reader
 from governor.runs.assignment import Assignment, Waiting
@@ -100,7 +101,7 @@ class JournalSource:
 
     def __init__(self, run_folder: Path) -> None:
         self._folder = run_folder
-        self._records = _Records(run_folder.parents[1] / "governor.db")
+        self._records = _Records(run_folder.parents[1] / JOURNAL)
 
     async def status(self, uid: str) -> RunStatus | None:  # noqa: ARG002  # no daemon has a state of it
         return None

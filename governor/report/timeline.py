@@ -35,6 +35,7 @@ KINDS: Final = (
     "run.pause_requested",
     "run.continue_requested",
     "run.work_change_requested",
+    "run.code_changed",
     "flow.requested",
     "phase.started",
     "phase.ended",
@@ -52,6 +53,7 @@ _MOMENTS: Final = {
     "run.abort_requested": ("limit", "abort was asked for"),
     "run.pause_requested": ("flow", "paused"),
     "run.continue_requested": ("flow", "continued"),
+    "run.code_changed": ("interrupted", "its code had changed"),
     "run.work_change_requested": ("flow", "an episode or a task was cancelled, or was to be done again"),
 }
 

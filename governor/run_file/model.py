@@ -228,6 +228,14 @@ class Run(Section):
             "`never`: it has failed."
         ),
     ] = "continue"
+    code: Annotated[
+        Literal["folder", "snapshot"],
+        Field(
+            description="Where its code is from: the run file's `folder`, as it is when the run starts, or a `snapshot` of it, a copy that is "
+            "made when the run is submitted.",
+            examples=["snapshot"],
+        ),
+    ] = "folder"
     env: Annotated[
         dict[FreeVariable, Word],
         Field(

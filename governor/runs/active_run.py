@@ -14,12 +14,14 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import msgspec
 
 from governor import logs
 from governor.episodes.entries import in_daemon_thread
+from governor.errors import JournalError
 from governor.files import write_whole
 from governor.messages import ConductorCommand, conductor_service, decode_command_reply, encode, run_service
 from governor.metrics import Metrics
@@ -27,7 +29,7 @@ from governor.runs.effects import EffectRunner
 from governor.runs.limits import RunLimits, limits_of
 from governor.runs.liveness_probe import LivenessProbe
 from governor.runs.progress import Progress
-from governor.runs.record import environment
+from governor.runs.record import code, environment
 from governor.runs.record.usage import UsageRecorder
 from governor.runs.report_handler import ReportHandler
 from governor.runs.resource_usage import ConductorUsage, Meter
@@ -39,7 +41,6 @@ from transport.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
-    from pathlib import Path
 
     from governor.journal.journal import Journal
     from governor.logs import LogFormat
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     from transport.client import Client
 
 REQUEST_CREDIT: Final = 64
+ENVIRONMENT_SECONDS: Final = 10.0
+"""A folder may be on a slow disk; the result of a run does not wait longer for what it was made with."""
 
 log = logs.get_logger()
 
@@ -127,6 +130,7 @@ class ActiveRun:
         self.reports = ReportHandler(self)
         self.effects = EffectRunner(self)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._environment: asyncio.Task[None] | None = None
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -153,7 +157,7 @@ class ActiveRun:
             self.spawn(LivenessProbe(self).run(), "probe")
             self._meter = self.spawn(Meter(self).run(), "usage")
             self.spawn(UsageRecorder(self).run(), "usage_record")
-            self.spawn(self._record_environment(), "environment")
+            self._environment = self.spawn(self._record_environment(), "environment")
             self._open = stack.pop_all()
         return self
 
@@ -187,12 +191,23 @@ class ActiveRun:
             self._meter = self.spawn(Meter(self).run(), "usage")
         self.spawn(self._write_run_file(), "run_file")
 
+    async def environment_recorded(self) -> None:
+        """Waits until it is on record what the run was made with, or that takes too long."""
+        if self._environment is not None:
+            seconds = min(ENVIRONMENT_SECONDS, self.assignment.run.deadlines.finalize / 2)
+            await asyncio.wait([self._environment], timeout=seconds)
+
     async def _record_environment(self) -> None:
+        journal = self.context.journal
         try:
-            await in_daemon_thread(
-                partial(environment.record, self.folder, self.assignment.folder), name="environment"
-            )
-        except OSError as error:  # a report without it
+            first = await journal.read(partial(journal.events, self.uid, limit=1))
+            submission = code.Submission.of(next(iter(first), None))
+            look = partial(environment.record, self.folder, Path(self.assignment.folder), submission)
+            changed = await in_daemon_thread(look, name="environment")
+            if changed is not None:
+                log.warning(code.CHANGED, run=self.uid, reason=code.sentence(changed))
+                await journal.write(lambda transaction: transaction.event(self.uid, code.CHANGED, changed))
+        except (OSError, JournalError) as error:  # a report without it
             log.info("environment.not_recorded", run=self.uid, reason=str(error))
 
     async def __aexit__(self, *_: object) -> None:

@@ -260,6 +260,7 @@ class EffectRunner:
 
     async def _write_result(self, effect: WriteResult) -> None:
         run, journal = self._run, self._run.context.journal
+        await run.environment_recorded()
         try:
             result = await record_result(
                 journal,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from governor.messages import finalizing
+from governor.runs.record import code
 from governor.units import durations, sizes
 
 if TYPE_CHECKING:
@@ -183,6 +184,8 @@ def _words(kind: str, data: dict[str, Any], view: RunView) -> str:  # noqa: C901
                 for what in ("episodes", "tasks")
             ]
             return f"{' and '.join(kept)} of {data.get('parent')} are kept"
+        case "run.code_changed":
+            return code.sentence(data)
         case "run.interrupted":
             return str(data.get("reason", ""))
         case "run.restarted":

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from governor import clock, logs
+from governor.daemon.submission.files import recorded_with_files, stage_copies, submission_of
 from governor.errors import AlreadyEnded, GoingDown, NoSuchRun, TryAgain, UsageError
 from governor.journal.groups import GroupRow, NewRun
 from governor.messages import (
@@ -33,9 +34,11 @@ from governor.messages import (
 )
 from governor.run_file.load import digest, parse_group
 from governor.runs.assignment import UID_ALPHABET, UID_LENGTH, Waiting, new_uid
+from governor.runs.record import snapshot, staging
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from pathlib import Path
 
     from governor.daemon.queries import DaemonState, RunQueries
     from governor.daemon.steering import Steering
@@ -99,14 +102,13 @@ class Groups:
             max_parallel=run.matrix.max_parallel,
             fail_fast=run.matrix.fail_fast,
         )
-        new = await asyncio.to_thread(lambda: [_new_run(cell) for cell in cells])
+        copied = self._context.run_folder if run.code == "snapshot" else None
+        new = await asyncio.to_thread(lambda: [_new_run(cell, asked.folder, copied) for cell in cells])
         for cell in cells:
             if cell.run is not None:
                 self._daemon.sharing.machine.require_possible(cell.run.requires)
         with self._daemon.queue.place(len(new), owner=by.get("uid")):
-            recorded = await self._journal.write(
-                lambda transaction: transaction.submit_group(group, new, folder=asked.folder, by=by)
-            )
+            recorded = await self._record(group, new, asked.folder, by=by, copies=copied is not None)
         if recorded.uid != uid:
             return await self._known(recorded, this)
         log.info("group.accepted", group=uid, group_name=run.name, runs=len(new), key=asked.key, by=by)
@@ -124,6 +126,29 @@ class Groups:
             self._daemon.queue.append(waiting)
         self._daemon.dispatch()
         return SubmittedGroup(uid=uid, runs=tuple(each.uid for each in new))
+
+    async def _record(
+        self, group: GroupRow, new: list[NewRun], folder: str, *, by: dict[str, Any], copies: bool
+    ) -> GroupRow:
+        """Returns the group on record. Raises UsageError for code that can't be copied, TryAgain."""
+        folders = [self._context.run_folder(each.uid) for each in new]
+
+        async def record() -> GroupRow:
+            copy = staging.staging_of(folders[0]) / snapshot.FOLDER if copies else None
+            code = (await submission_of(folder, copy=copy)).data
+            return await self._journal.write(
+                lambda transaction: transaction.submit_group(group, new, by=by, code=code)
+            )
+
+        if not copies:
+            return await record()
+        return await recorded_with_files(
+            folders,
+            stage=partial(stage_copies, folder, folders),
+            record=record,
+            is_new=lambda recorded: recorded.uid == group.uid,
+            what=f"the code in {folder} can't be copied",
+        )
 
     async def _find_known(self, key: str | None, this: bytes) -> SubmittedGroup | None:
         """Raises TryAgain when there is none and no run can be accepted, UsageError for a key of another run file, or a long one."""
@@ -282,11 +307,13 @@ def require_key(key: str | None) -> None:
         )
 
 
-def _new_run(cell: Cell) -> NewRun:
+def _new_run(cell: Cell, folder: str, copied: Callable[[str], Path] | None) -> NewRun:
+    """`copied`: the folder of a run by its uid, where that gets a copy of its code."""
     assert cell.run is not None  # noqa: S101  # its group has no faults
-    spec = cell.run.raw()
+    spec, uid = cell.run.raw(), new_uid()
     return NewRun(
-        uid=new_uid(),
+        uid=uid,
+        folder=folder if copied is None else str(copied(uid) / snapshot.FOLDER),
         name=cell.run.name,
         spec=msgspec.msgpack.encode(spec),
         phases=len(cell.run.phases),

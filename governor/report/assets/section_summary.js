@@ -32,13 +32,14 @@ function _facts(about) {
     ["Ended", formatTime(about.ended_at)],
     ["In work", formatSeconds(about.seconds)],
     ["Resumes", about.parent],
+    ["Code", (about.code_changed ?? []).join("; ")],
     ["Folder", about.folder],
   ];
   const shown = facts.filter(([, value]) => value && value !== "–");
   return element(
     "dl",
     { class: "facts" },
-    ...shown.map(([name, value]) => element("div", { class: name === "Folder" ? "wide" : "" }, element("dt", { text: name }), element("dd", { text: visible(value) }))),
+    ...shown.map(([name, value]) => element("div", { class: name === "Folder" || name === "Code" ? "wide" : "" }, element("dt", { text: name }), element("dd", { text: visible(value) }))),
   );
 }
 

@@ -24,7 +24,7 @@ from governor.messages.conductor import ReportedSums
 from governor.messages.curves import CURVES, Curve
 from governor.messages.figures import PhaseFigures
 from governor.runs.assignment import Assignment, Waiting
-from governor.runs.record import failures, history
+from governor.runs.record import code, failures, history
 
 INLINE_BYTES: Final = 64 * 1024
 """Maximum size of a result in the journal; a larger one is in a file, and in the journal without its tasks."""
@@ -105,7 +105,10 @@ def build_result(
         seconds = history.read(journal.events_of(row.uid, history.KINDS)).worked
     seconds = round(seconds, 3)
     result = _result(row, outcome=outcome, reason=reason, phases=phases, folder=folder, seconds=seconds)
-    return msgspec.structs.replace(result, deaths=failures.deaths_of(journal, row.uid))
+    changes = (code.sentence(event.data) for event in journal.events_of(row.uid, (code.CHANGED,)))
+    return msgspec.structs.replace(
+        result, deaths=failures.deaths_of(journal, row.uid), code_changed=tuple(dict.fromkeys(changes))
+    )
 
 
 def phase_events(journal: RunRecords, uid: str) -> dict[int, dict[str, dict[str, Any]]]:

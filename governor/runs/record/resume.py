@@ -7,8 +7,7 @@ Rules:
    of the daemon.
 3. The old run stays as it is. The new one gets its files: those that are only written whole, under another name, as
    hard links; all others, which its tasks may modify, as copies.
-4. The files are complete in a staging folder before the run is in the journal, and get their final name after that:
-   `finish_interrupted` completes this after a crash in between.
+4. The files are complete in a staging folder before the run is in the journal (`staging`).
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ from governor.errors import UsageError
 from governor.files import sync_to_disk
 from governor.messages import BAD_TASKS
 from governor.runs.assignment import Assignment
-from governor.runs.record import environment, result, usage
+from governor.runs.record import environment, result, snapshot, usage
+from governor.runs.record.staging import begin
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,6 +42,7 @@ CUT_SHORT: Final = frozenset({"failed", "aborted"})
 """Ends of a phase that ended with its run."""
 WRITTEN_WHOLE: Final = frozenset({"results", "episodes", "agents", "checkpoints"})
 """Folders of a run whose files are never changed in place."""
+_LINKED: Final = WRITTEN_WHOLE | {snapshot.FOLDER}
 OF_ONE_RUN: Final = frozenset(
     {"run.json", "result.json", "report.html", usage.FILE, environment.FILE, *result.FILES.values()}
 )
@@ -127,7 +128,7 @@ def _inherit_some(transaction: Transaction, *, uid: str, parent: str, phase: Kep
 def find_kept_work(journal: Journal, row: RunRow, run: Run, folder: Path) -> KeptWork:
     """The finished work of a run that has ended. `folder` has its files: a result whose file is gone is missing.
 
-    Raises UsageError when the whole folder is gone.
+    Raises UsageError when the whole folder is gone, or the copy of its code.
     """
     assignment = Assignment(uid=row.uid, run=run, folder=row.folder)
     phase_events = result.phase_events(journal, row.uid)
@@ -137,6 +138,10 @@ def find_kept_work(journal: Journal, row: RunRow, run: Run, folder: Path) -> Kep
     )
     if not folder.is_dir() and any(phase.episodes.ended or phase.tasks for phase in phases):
         raise UsageError(f"the files of run {row.uid} are gone from {folder}; submit its run file again")
+    if run.code == "snapshot" and not (folder / snapshot.FOLDER).is_dir():
+        raise UsageError(
+            f"the copy of the code of run {row.uid} is gone from {folder}; submit its run file again"
+        )
     return KeptWork(parent=row.uid, folder=folder, phases=phases)
 
 
@@ -186,48 +191,20 @@ def _kept(
 # -- files ---------------------------------------------------------------------------------------------------------
 
 
-def staging_of(folder: Path) -> Path:
-    """Where the files of a new run are staged."""
-    return folder.with_name(f".{folder.name}.part")
-
-
 def stage(kept: KeptWork, folder: Path) -> None:
     """Copies or links the files of the old run into the staging folder of `folder`. Blocks; raises OSError."""
     old = kept.folder
-    staging = staging_of(folder)
-    staging.mkdir(mode=0o700)
+    staging = begin(folder)
     if not old.is_dir():
         return
     for entry in old.iterdir():
         if entry.name not in OF_ONE_RUN:
-            _copy(entry, staging / entry.name, link=entry.name in WRITTEN_WHOLE)
+            _copy(entry, staging / entry.name, link=entry.name in _LINKED)
     for phase in kept.phases:
         lines = episode_file.path_of(staging, phase.name)
         if not phase.is_whole and lines.exists():
             episode_file.keep_only(lines, phase.episodes.ended)
     sync_to_disk(staging)
-
-
-def publish(folder: Path) -> None:
-    """Gives the staged files their final name. Raises OSError."""
-    staging_of(folder).rename(folder)
-    sync_to_disk(folder.parent)
-
-
-def discard(folder: Path) -> None:
-    """Removes the staged files of a run that was not recorded. Blocks."""
-    shutil.rmtree(staging_of(folder), ignore_errors=True)
-
-
-def finish_interrupted(journal: Journal, runs_folder: Path) -> None:
-    """After a crash in between: staged files of recorded runs get their name, others are removed. Blocks."""
-    for staging in runs_folder.glob(".*.part"):
-        folder = staging.with_name(staging.name[1:].removesuffix(".part"))
-        row = journal.line(folder.name)
-        if row is None or row.pruned_at is not None:  # it was not accepted
-            discard(folder)
-        else:
-            publish(folder)
 
 
 def _copy(source: Path, target: Path, *, link: bool) -> None:

@@ -16,7 +16,16 @@ SPEC = msgspec.msgpack.encode({"name": "n", "phases": [{"name": "p"}]})
 
 def runs(prefix, number, **labels):
     return [
-        NewRun(uid=f"{prefix}{n}", name="n", spec=SPEC, phases=1, cell=n, params={"seed": n}, labels=labels)
+        NewRun(
+            uid=f"{prefix}{n}",
+            name="n",
+            spec=SPEC,
+            phases=1,
+            cell=n,
+            folder="/",
+            params={"seed": n},
+            labels=labels,
+        )
         for n in range(number)
     ]
 
@@ -29,8 +38,8 @@ async def fill(journal, *, others):
     """A group of 20 runs, the oldest; behind them another group of many runs, which have failed and have one of its two labels."""
 
     def change(tx):
-        tx.submit_group(row("g-a", 20), runs("a", 20, team="rl", paper="x"), folder="/")
-        tx.submit_group(row("g-b", others), runs("b", others, team="rl"), folder="/")
+        tx.submit_group(row("g-a", 20), runs("a", 20, team="rl", paper="x"))
+        tx.submit_group(row("g-b", others), runs("b", others, team="rl"))
         for n in range(others):
             tx.outcome(run_result(f"b{n}", outcome="failed"))
             tx.ended(f"b{n}")
@@ -80,14 +89,12 @@ async def test_a_failure_of_a_group_is_found_along_its_index(tmp_path):
 
 async def test_a_group_is_recorded_once_and_whole(tmp_path):
     journal = Journal(tmp_path / "governor.db")
-    made = await journal.write(lambda tx: tx.submit_group(row("g-a", 2), runs("a", 2), folder="/"))
+    made = await journal.write(lambda tx: tx.submit_group(row("g-a", 2), runs("a", 2)))
     same = GroupRow(**{**{name: getattr(made, name) for name in made.__dataclass_fields__}, "uid": "g-z"})
-    again = await journal.write(lambda tx: tx.submit_group(same, runs("z", 2), folder="/"))
+    again = await journal.write(lambda tx: tx.submit_group(same, runs("z", 2)))
     assert (again.uid, [line.uid for line in journal.runs(limit=9)]) == ("g-a", ["a1", "a0"])
     with pytest.raises(Exception, match="on record already"):  # the second of its runs
-        await journal.write(
-            lambda tx: tx.submit_group(row("g-c", 2), [*runs("c", 1), *runs("a", 1)], folder="/")
-        )
+        await journal.write(lambda tx: tx.submit_group(row("g-c", 2), [*runs("c", 1), *runs("a", 1)]))
     assert journal.group("g-c") is None
     assert journal.line("c0") is None
     await journal.close()
@@ -95,7 +102,7 @@ async def test_a_group_is_recorded_once_and_whole(tmp_path):
 
 async def test_the_first_reason_of_an_abort_counts_until_there_are_new_runs(tmp_path):
     journal = Journal(tmp_path / "governor.db")
-    await journal.write(lambda tx: tx.submit_group(row("g-a", 2), runs("a", 2), folder="/"))
+    await journal.write(lambda tx: tx.submit_group(row("g-a", 2), runs("a", 2)))
     for reason in ("first", "second"):
         found = await journal.write(lambda tx, reason=reason: tx.abort_group("g-a", reason, {"user": reason}))
         assert (found.abort_reason, found.aborted_to) == ("first", journal.line("a1").position)

@@ -12,7 +12,8 @@ from governor.journal.journal import Journal
 from governor.journal.retention import Pruner
 from governor.messages import TaskRecord
 from governor.run_file.load import parse
-from governor.runs.record.resume import find_kept_work, finish_interrupted, staging_of
+from governor.runs.record.resume import find_kept_work
+from governor.runs.record.staging import finish_interrupted, staging_of
 
 TASKS = 5 * TOGETHER
 RUN = parse(

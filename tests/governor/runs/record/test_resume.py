@@ -15,15 +15,8 @@ from governor.errors import UsageError
 from governor.index_ranges import IndexRanges
 from governor.messages import EpisodeRecord, TaskRecord
 from governor.run_file.load import parse
-from governor.runs.record.resume import (
-    KeptWork,
-    discard,
-    find_kept_work,
-    finish_interrupted,
-    publish,
-    stage,
-    staging_of,
-)
+from governor.runs.record.resume import KeptWork, find_kept_work, stage
+from governor.runs.record.staging import discard, finish_interrupted, publish, staging_of
 
 SIMULATE = {"environment": "e", "agents": ["a"], "episodes": 4}
 

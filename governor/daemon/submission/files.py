@@ -1,0 +1,72 @@
+"""The files that runs have when they are handed in: their staging, and the copies of their code."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from governor.errors import TryAgain
+from governor.runs.record import code, snapshot, staging, work_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+T = TypeVar("T")
+LOOK_SECONDS: Final = 0.5
+"""For looking through the folder of the code: who submits waits for that."""
+
+
+async def submission_of(folder: str, *, copy: Path | None = None) -> code.Submission:
+    """What is recorded of the code in a folder, of which a `copy` was made, or none."""
+    home = Path(folder)
+    if copy is None:
+        return code.Submission(digest=await asyncio.to_thread(code.digest, home, seconds=LOOK_SECONDS))
+    return code.Submission(
+        digest=await asyncio.to_thread(code.digest, copy),
+        folder=folder,
+        work_tree=await asyncio.to_thread(work_tree.describe, home),
+    )
+
+
+def stage_copies(folder: str, runs: Sequence[Path]) -> None:
+    """Stages one copy of a folder for all of these runs. Blocks. Raises UsageError where it is too much, OSError."""
+    first, *others = runs
+    copy = staging.begin(first) / snapshot.FOLDER
+    snapshot.take(Path(folder), copy)
+    for run in others:
+        snapshot.share(copy, staging.begin(run) / snapshot.FOLDER)
+
+
+async def recorded_with_files(
+    runs: Sequence[Path],
+    *,
+    stage: Callable[[], None],
+    record: Callable[[], Awaitable[T]],
+    is_new: Callable[[T], bool],
+    what: str,
+) -> T:
+    """Stages the files of runs, then records them: the runs have the files if what `record` returns `is_new`. Raises TryAgain about
+    `what`, and what `stage` and `record` raise.
+    """
+    is_recorded = False
+    try:
+        await asyncio.to_thread(stage)
+        found = await record()
+        is_recorded = is_new(found)
+        if is_recorded:
+            await asyncio.to_thread(_each, staging.publish, runs)
+    except OSError as error:
+        raise TryAgain(f"{what}: {error}") from error
+    except asyncio.CancelledError:
+        is_recorded = True  # possibly; the next start of the daemon finds out
+        raise
+    finally:
+        if not is_recorded:
+            await asyncio.to_thread(_each, staging.discard, runs)
+    return found
+
+
+def _each(change: Callable[[Path], None], runs: Sequence[Path]) -> None:
+    for run in runs:
+        change(run)
