@@ -6,6 +6,7 @@ Rules:
    `TRACEBACK_BYTES` keeps its beginning and its end. Chains (``raise ... from``), groups and notes are kept.
 3. Nothing here raises, whatever the exception's class does. Texts are UTF-8, and otherwise as user code made them: who prints
    one takes control characters out.
+4. Values of the run's secrets are masked.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from governor.errors import GovernorError, text_of
+from governor.units.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,6 +69,10 @@ _OF_INFRASTRUCTURE: Final = re.compile(
 """How other reasons begin that are not of user code: an environment behind a server cannot be reached, or answers 5xx."""
 _OUT_OF_MEMORY: Final = " was killed by Ray: "
 """Of a runner: Ray kills none but for its memory."""
+SECRETS: Final = "GOVERNOR_SECRETS"
+"""The environment variable with the names of those that hold secrets of the run, with a comma between them."""
+_masks: dict[str, tuple[dict[str, str], Mask]] = {}
+"""The last one for these names: a process may serve several runs, and user code may take them out of its environment."""
 _rendered: dict[Any, tuple[str, str]] = {}
 
 
@@ -101,7 +107,7 @@ def reason_of(error: BaseException, *, length: int = REASON_LENGTH) -> Reason:
 
 def one_line(error: BaseException, *, length: int = REASON_LENGTH) -> str:
     """``OSError: text``, shortened to `length`: of an error of the system, whose place says nothing to users."""
-    head = _head(error)
+    head = _masked(_head(error))
     return head if len(head) <= length else f"{head[: length - 3]}..."
 
 
@@ -149,12 +155,23 @@ def place_of(text: str) -> str:
 
 
 def utf8(text: str) -> str:
-    """`text` as it can be sent and stored: surrogates become escapes."""
+    """`text` as it can be sent and stored: surrogates become escapes, and secrets their names."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        return text.encode(errors="backslashreplace").decode()
-    return text
+        text = text.encode(errors="backslashreplace").decode()
+    return _masked(text)
+
+
+def _masked(text: str) -> str:
+    names = os.environ.get(SECRETS)
+    if not names:
+        return text
+    values = {name: value for name in names.split(",") if (value := os.environ.get(name))}
+    known = _masks.get(names)
+    if known is None or (values and values != known[0]):
+        known = _masks[names] = values, Mask(values)
+    return known[1].text(text)
 
 
 def shortened(text: str, limit: int = TRACEBACK_BYTES) -> str:

@@ -32,6 +32,15 @@ def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(environ.get("HOME") or "~").expanduser() / ".local" / "state" / NAME
 
 
+def secret_folders(environ: Mapping[str, str] = os.environ) -> list[Path]:
+    """Where secrets are looked for: $CREDENTIALS_DIRECTORY of systemd, then ``secrets`` in $XDG_CONFIG_HOME/run-governor or
+    ~/.config/run-governor.
+    """
+    home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".config"
+    given = environ.get("CREDENTIALS_DIRECTORY")
+    return [*([Path(given)] if given else []), Path(home) / NAME / "secrets"]
+
+
 def default_runtime_dir(state_dir: Path, environ: Mapping[str, str] = os.environ) -> Path:
     """$RUNTIME_DIRECTORY, else $XDG_RUNTIME_DIR/run-governor, else /run/run-governor for root, else below `state_dir`."""
     if named := _named(environ, "RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"):

@@ -43,6 +43,7 @@ from governor.output.collector import Collector
 from governor.processes import leftovers, process
 from governor.runs.active_run import RunContext
 from governor.runs.file_watch import FileWatch
+from governor.runs.variables import mask_of
 from transport.access import Secret
 from transport.client import Client
 from transport.worker import Worker
@@ -241,7 +242,9 @@ class Daemon:
         client = await stack.enter_async_context(Client(config.private_endpoint))
         await wait_until_answering(client)
         stack.push_async_callback(ray.aclose)
-        output = Collector(runs, lambda: self.config.logs, reserve=lambda: self.config.disk_reserve)
+        output = Collector(
+            runs, lambda: self.config.logs, reserve=lambda: self.config.disk_reserve, mask_of=mask_of
+        )
         self._reserve.relieve = output.relieve
         stack.push_async_callback(asyncio.to_thread, output.close)
         return RunContext(

@@ -17,10 +17,13 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final, Protocol
 
+import msgspec
+
 from governor import logs
 from governor.output import spool
 from governor.output.run_files import RunFiles, free_bytes
 from governor.output.spool_reader import SpoolReader
+from governor.units.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,8 +53,9 @@ class OutputLimits(Protocol):
 
 
 class _Run:
-    def __init__(self, folder: Path, limits: OutputLimits, *, keep_free: int) -> None:
+    def __init__(self, folder: Path, limits: OutputLimits, *, keep_free: int, mask: Mask) -> None:
         self.folder = folder
+        self.mask = mask
         self.spools: dict[str, SpoolReader] = {}
         self.given_up: set[str] = set()
         """Spools that cannot be read, or not be removed."""
@@ -63,18 +67,33 @@ class _Run:
         self.is_ending = False
         self.ended = threading.Event()
 
+    def masked(self, lines: list[OutputLine]) -> list[OutputLine]:
+        if not self.mask:
+            return lines
+        return [msgspec.structs.replace(line, text=self.mask.text(line.text)) for line in lines]
+
+    def take(self, reader: SpoolReader, lines: list[OutputLine]) -> None:
+        if lines:
+            self.found.setdefault(reader.conductor, []).extend(self.masked(lines))
+
 
 class Collector:
     """`begin` and `end` a run below `runs_folder`; `close` ends the thread. `limits` returns those that count now, `reserve` the bytes of the disk that
-    others need (`disk_reserve`). All methods can be called in any thread.
+    others need (`disk_reserve`), `mask_of` the secrets of a run, by its folder. All methods can be called in any thread.
     """
 
     def __init__(
-        self, runs_folder: Path, limits: Callable[[], OutputLimits], *, reserve: Callable[[], int] = int
+        self,
+        runs_folder: Path,
+        limits: Callable[[], OutputLimits],
+        *,
+        reserve: Callable[[], int] = int,
+        mask_of: Callable[[Path], Mask] = lambda _: Mask(),
     ) -> None:
         self._runs_folder = runs_folder
         self._limits = limits
         self._reserve = reserve
+        self._mask_of = mask_of
         self._is_tight = False
         self._runs: dict[str, _Run] = {}
         self._lock = threading.RLock()
@@ -118,8 +137,9 @@ class Collector:
         """The lines of a run that are being written: progress bars."""
         with self._lock:
             run = self._runs.get(uid)
-            spools = [] if run is None else list(run.spools.values())
-            return [line for reader in spools for line in reader.lines.unfinished]
+            if run is None:
+                return []
+            return run.masked([line for reader in run.spools.values() for line in reader.lines.unfinished])
 
     def relieve(self) -> bool:
         """Drops what is unread of all spools, because the disk is full; whether that was anything. Returns within `RELIEF_SECONDS`."""
@@ -132,7 +152,7 @@ class Collector:
                     with contextlib.suppress(OSError):  # it is left for the next look
                         found = reader.empty(time.time())
                         freed = freed or bool(found)
-                        run.found.setdefault(reader.conductor, []).extend(found)
+                        run.take(reader, found)
         finally:
             self._lock.release()
         return freed
@@ -152,7 +172,8 @@ class Collector:
                     self._runs[uid].is_ending = True
 
     def _run(self, folder: Path) -> _Run:
-        return _Run(folder, self._limits(), keep_free=self._keep_free())
+        mask = self._mask_of(folder.parents[1])
+        return _Run(folder, self._limits(), keep_free=self._keep_free(), mask=mask)
 
     def _keep_free(self) -> int:
         """Half of the reserve: with all of it free a run is accepted, and its first lines should have room."""
@@ -233,8 +254,7 @@ class Collector:
                 log.warning("output.not_collected", run=uid, spool=name, reason=repr(error))
                 self._leave(run, name)
                 continue
-            if found:
-                run.found.setdefault(reader.conductor, []).extend(found)
+            run.take(reader, found)
         return loud
 
     def _count(self, lines: list[OutputLine]) -> None:
@@ -273,7 +293,7 @@ class Collector:
                 del self._runs[uid]
             try:
                 for reader in run.spools.values():
-                    if found := reader.lines.leave():
+                    if found := run.masked(reader.lines.leave()):
                         run.files.append(reader.conductor, found)
                         self._count(found)
                 run.files.close()

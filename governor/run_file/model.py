@@ -8,7 +8,7 @@ A model validates its section alone; `governor.run_file.check` checks sections a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -27,6 +27,7 @@ from governor.units.fields import (
     Models,
     Name,
     Params,
+    SecretName,
     ShortName,
     Size,
     Word,
@@ -240,7 +241,7 @@ class Run(Section):
         dict[FreeVariable, Word],
         Field(
             max_length=1000,
-            description="Environment variables of all its processes: conductors, tasks, programs, services. They are on record: keys belong elsewhere.",
+            description="Environment variables of all its processes: conductors, tasks, programs, services. They are on record: keys belong into `secrets`.",
             examples=[{"HF_HOME": "/data/hf", "OMP_NUM_THREADS": 2}],
         ),
     ] = {}
@@ -252,6 +253,14 @@ class Run(Section):
             examples=[".env"],
         ),
     ] = None
+    secrets: Annotated[
+        dict[FreeVariable, SecretName],
+        Field(
+            max_length=100,
+            description="Environment variables whose values are secrets of the daemon's machine: variable and name of the secret.",
+            examples=[{"OPENAI_API_KEY": "openai"}],
+        ),
+    ] = {}
     priority: Annotated[
         int,
         Field(ge=-1000, le=1000, description="Of the runs that wait, those with a higher one begin first."),
@@ -287,6 +296,12 @@ class Run(Section):
             (_, index, _), fault = resolved.faults[0]
             raise ValueError(f"phases[{index}].inherits: {fault}")
         return resolved.data
+
+    @model_validator(mode="after")
+    def _set_once(self) -> Self:
+        if twice := self.env.keys() & self.secrets.keys():
+            raise ValueError(f"{min(twice)} is set by `env` and by `secrets`: keep one of them")
+        return self
 
     def raw(self) -> dict[str, Any]:
         """The run as plain data (JSON, msgpack); `governor.run_file.load.parse` makes an equal run of it. Durations are seconds."""

@@ -142,9 +142,9 @@ class ActiveRun:
             for folder in (self.folder, self.socket_folder):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             stack.enter_context(self.context.files.watched(self))
+            await self._write_run_file()  # which tells what is masked in its output
             await asyncio.to_thread(self.context.output.begin, self.folder)
             stack.push_async_callback(asyncio.to_thread, self.context.output.end, self.uid)
-            await self._write_run_file()
             await stack.enter_async_context(
                 Worker(
                     self.context.worker_endpoint,
@@ -257,7 +257,7 @@ class ActiveRun:
             timeout=seconds,
             idempotent=True,
         )
-        return decode_command_reply(answer[0])
+        return decode_command_reply(self.variables.mask.packed(answer[0]))
 
     async def is_out_of_room(self) -> bool:
         """Whether the disk is full, which may have caused a failure. Writes a file, which takes some milliseconds."""

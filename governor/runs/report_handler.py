@@ -9,7 +9,7 @@ Rules:
 4. Fencing: reports are accepted only from the incarnation that was started last and is not known to be dead. When
    `close` returns, none of its reports is being applied or will be, so the list of finished work that its successor
    gets is complete.
-5. A report without the run's secret is refused unread.
+5. A report without the run's secret is refused unread. Values of the run's `secrets` are masked in it.
 6. A failure is not recorded while the disk is full or files of the daemon or the run have been removed (`missing`
    says which), because that may have caused it. The run is interrupted, or fails for that reason.
 """
@@ -94,7 +94,7 @@ class ReportHandler:
         if (refusal := self._verifier.refusal(request.body)) is not None:
             return [encode(refusal)]
         try:
-            report = decode_report(request.body[0])
+            report = decode_report(self._run.variables.mask.packed(request.body[0]))
         except (IndexError, msgspec.MsgspecError) as error:
             log.warning("run.bad_report", run=self._run.uid, reason=str(error))
             refusal = Refused(

@@ -2,7 +2,7 @@
 
 Rules:
 1. The changed run is examined whole, as a submitted one is.
-2. While a run waits in the queue every key may change, but those of phases that have ended.
+2. While a run waits in the queue every key may change, but those of phases that have ended, and `code`.
 3. Of a run at work what has begun stays: its conductors, the phases before this one, the graph of tasks. Limits count at once, later phases
    when they begin. For the episodes of this phase the simulation is begun anew, once those that are played have ended; its tasks may get other time-outs and retries.
 """
@@ -125,7 +125,7 @@ def changed_run(run: Run, values: Mapping[str, Any]) -> RunChange:
 
 def require_possible(change: RunChange, *, first_phase: int) -> None:
     """For a run in the queue, of which the phases before the first one have ended. Raises UsageError."""
-    _require_not_ended(change, first_phase)
+    _require_settable(change, first_phase)
 
 
 def accept(
@@ -139,7 +139,7 @@ def accept(
     """Of a run at work; `phase` is at work, None before the first one. `knows_tasks`: all of its attempts of tasks were counted. Raises
     UsageError for what can't change now.
     """
-    _require_not_ended(change, assignment.first_phase if phase is None else phase)
+    _require_settable(change, assignment.first_phase if phase is None else phase)
     since = {key: _since(path, change.run, phase) for key, path in change.keys.items()}
     if not knows_tasks and change.run.limits.tasks is not None:
         since |= {key: "" for key, path in change.keys.items() if path[:1] == ("limits",)}
@@ -197,13 +197,15 @@ def _is_in_process(run: Run) -> bool:
     return all(each.transport == "in_process" for each in simulated)
 
 
-def _require_not_ended(change: RunChange, first_phase: int) -> None:
+def _require_settable(change: RunChange, first_phase: int) -> None:
     for key, path in change.keys.items():
         match path:
             case ("phases", int() as index, *_) if index < first_phase:
                 raise UsageError(f"{key} can't be set: phase {change.run.phases[index].name} has ended")
             case ("phases",) if first_phase:
                 raise UsageError(f"{key} can't be set as a whole: some of them have ended")
+            case ("code",):
+                raise UsageError(f"{key} can't be set: a copy is made when a run is submitted")
 
 
 def _place(data: Mapping[str, Any], key: str) -> Path:

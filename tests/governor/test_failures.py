@@ -151,3 +151,27 @@ def test_the_stack_of_a_thread_that_hangs():
 def test_a_cause_has_no_numbers_but_that_of_its_place():
     assert cause_of("step: no map 12 at 0x7f3a (maze.py:28)") == "step: no map # at # (maze.py:28)"
     assert cause_of("longer than 1.5 s") == "longer than #.# s"
+
+
+# -- secrets -------------------------------------------------------------------------------------------------------
+
+
+def test_secrets_are_masked_in_reasons_and_tracebacks_also_once_user_code_has_removed_them(monkeypatch):
+    monkeypatch.setenv(failures.SECRETS, "KEY,OTHER")
+    monkeypatch.setenv("KEY", "sk-12345678")
+
+    def told():
+        error = PermissionError("401: sk-12345678 is no key")
+        reason = failures.reason_of(error)
+        return failures.one_line(error), str(reason), reason.traceback
+
+    for text in told():
+        assert "401: [secret KEY] is no key" in text
+        assert "sk-12345678" not in text
+    monkeypatch.delenv("KEY")
+    assert all("[secret KEY]" in text for text in told())
+    monkeypatch.setenv("KEY", "of another run")
+    assert all("sk-12345678" in text for text in told())
+    assert failures.utf8("of another run: \udcff") == "[secret KEY]: \\udcff"
+    monkeypatch.delenv(failures.SECRETS)
+    assert failures.utf8("of another run") == "of another run"

@@ -11,6 +11,7 @@ from governor.runs.progress import Progress
 from governor.runs.report_handler import ReportHandler
 from governor.runs.run_log import RunLog
 from governor.runs.services import Services
+from governor.runs.variables import RunVariables
 from transport.access import Secret
 
 RUN = parse(
@@ -57,6 +58,7 @@ class ReportingRun:
         )
         self.log = RunLog(ASSIGNMENT, self.context.metrics)
         self.governor = RecordingGovernor(journal)
+        self.variables = RunVariables(ASSIGNMENT)
         self.progress = Progress(ASSIGNMENT)
         self.limits = RunLimits(LimitsSection())
         self.services = Services(ASSIGNMENT)

@@ -20,7 +20,7 @@ from governor.cli.trial.choice import simulation_of
 from governor.failures import HIDDEN
 from governor.messages.base import encode
 from governor.processes import supervisor
-from governor.runs.variables import of_run
+from governor.runs.variables import of_run, require_secrets
 
 if TYPE_CHECKING:
     import subprocess
@@ -58,9 +58,10 @@ class Build:
 
 def builds(run: Run, folder: str, *, seconds: float) -> Iterator[Build]:
     """Of each phase with episodes, one after the other. Raises OSError where no process can be started, ProcessError for an `env_file`
-    that can't be read.
+    that can't be read, UsageError for a secret.
     """
-    variables = of_run(run.env, run.env_file, folder)
+    require_secrets([run])
+    variables = of_run(run, folder)
     groups: dict[object, list[tuple[str, StartSimulation]]] = {}
     known: dict[str, tuple[str, tuple[str, str]]] = {}
     for index, phase in enumerate(run.phases):

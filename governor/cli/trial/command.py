@@ -97,6 +97,7 @@ def command(
     if pdb and not _has_input():
         raise UsageError("--pdb: there is nobody to ask, standard input is closed or /dev/null")
     examined.with_faults(variables.faults(examined.document.data, examined.folder)).run()
+    variables.require_secrets([run])
     given = variables.given(examined)
     if task is not None:
         chosen = choice.task_of(run, home, task, phase=phase, number=number)

@@ -35,6 +35,7 @@ from governor.messages import (
 from governor.run_file.load import digest, parse_group
 from governor.runs.assignment import UID_ALPHABET, UID_LENGTH, Waiting, new_uid
 from governor.runs.record import snapshot, staging
+from governor.runs.variables import require_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -104,9 +105,10 @@ class Groups:
         )
         copied = self._context.run_folder if run.code == "snapshot" else None
         new = await asyncio.to_thread(lambda: [_new_run(cell, asked.folder, copied) for cell in cells])
-        for cell in cells:
-            if cell.run is not None:
-                self._daemon.sharing.machine.require_possible(cell.run.requires)
+        runs = [cell.run for cell in cells if cell.run is not None]
+        for made in runs:
+            self._daemon.sharing.machine.require_possible(made.requires)
+        await asyncio.to_thread(require_secrets, runs)
         with self._daemon.queue.place(len(new), owner=by.get("uid")):
             recorded = await self._record(group, new, asked.folder, by=by, copies=copied is not None)
         if recorded.uid != uid:
@@ -114,13 +116,13 @@ class Groups:
         log.info("group.accepted", group=uid, group_name=run.name, runs=len(new), key=asked.key, by=by)
         self._daemon.limits.know(group)
         for each, cell in zip(new, cells, strict=True):
-            made = run if cell.run is None else cell.run
+            of_cell = run if cell.run is None else cell.run
             waiting = Waiting(
                 uid=each.uid,
                 group=uid,
                 owner=by.get("uid"),
-                priority=made.priority,
-                requires=made.requires,
+                priority=of_cell.priority,
+                requires=of_cell.requires,
             )
             self._context.metrics.count("runs_accepted")
             self._daemon.queue.append(waiting)

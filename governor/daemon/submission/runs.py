@@ -20,6 +20,7 @@ from governor.messages import Submitted
 from governor.run_file.load import digest, parse
 from governor.runs.assignment import Waiting, new_uid
 from governor.runs.record import code, environment, resume, snapshot, staging
+from governor.runs.variables import require_secrets
 
 if TYPE_CHECKING:
     from governor.daemon.queries import DaemonState, RunQueries
@@ -50,6 +51,7 @@ class Submissions:
         if (known := await self._find_known(asked.key, this)) is not None:
             return known
         self._daemon.sharing.machine.require_possible(run.requires)
+        await asyncio.to_thread(require_secrets, [run])
         uid = new_uid()
         with self._daemon.queue.place(owner=by.get("uid")):
             recorded = await self._record(uid, asked, run, digest=this, by=by)

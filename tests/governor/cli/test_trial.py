@@ -362,3 +362,18 @@ def test_faults_of_the_run_file_are_those_of_check(trial):
     (trial.folder / "run.yaml").write_text("name: x\nsede: 1\nphases: []\n")
     _, err = trial.governor("--task", "x", code=78)
     assert "run.yaml:2: sede: " in err
+
+
+def test_secrets_are_those_of_the_user(trial):
+    (trial.folder / "run.yaml").write_text("secrets: {PATH_OF_DATA: mine}\n" + RUN.replace("FAULT", "''"))
+    folder = trial.folder / "config" / "run-governor" / "secrets"
+    folder.mkdir(parents=True)
+    trial.environ |= {"XDG_CONFIG_HOME": str(trial.folder / "config"), "CREDENTIALS_DIRECTORY": ""}
+    _, err = trial.governor("--task", "load", code=2)
+    assert "there is no secret 'mine': no file" in err
+    (folder / "mine").write_text("data/of/mine")
+    (folder / "mine").chmod(0o600)
+    with (trial.folder / "trial_code.py").open("a") as file:
+        file.write("\n\ndef load(name, context):\n    return os.environ['PATH_OF_DATA']\n")
+    out, _ = trial.governor("--task", "load")
+    assert "data/of/mine" in out

@@ -13,6 +13,7 @@ from governor.output import collector as collecting
 from governor.output import reader, run_files, spool
 from governor.output.collector import Collector
 from governor.output.spool_reader import SpoolReader
+from governor.units.mask import Mask
 from tests.support.output_world import started
 
 
@@ -206,6 +207,23 @@ def test_a_run_that_begins_while_the_left_one_is_found_keeps_its_spools(tmp_path
     seconds_until(lambda: texts(run) == ["hello"])
     assert collector.is_collecting("one")
     os.close(descriptor)
+
+
+def test_secrets_of_a_run_are_masked_in_all_that_is_kept_of_it(tmp_path):
+    run = run_in(tmp_path, "one")
+    made = Collector(
+        tmp_path, LogsConfig, mask_of=lambda folder: Mask({"KEY": "sk-12345678"} if folder == run else {})
+    )
+    made.begin(run)
+    descriptor = spool.create(spool.folder_of(run), "agent.a@7-1", "err")
+    os.write(descriptor, b"key sk-12345678\n\r20% of sk-12345678")
+    seconds_until(lambda: [line.text for line in made.unfinished("one")] == ["20% of [secret KEY]"])
+    assert texts(run) == ["key [secret KEY]"]
+    made.close()
+    os.close(descriptor)
+    kept = b"".join(path.read_bytes() for path in reader.folder_of(run).iterdir() if path.is_file())
+    assert kept.count(b"[secret KEY]") == 2
+    assert b"sk-12345678" not in kept
 
 
 def test_a_line_that_is_not_over_is_kept_when_the_daemon_ends(tmp_path):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from governor.errors import ProcessError
+from governor.errors import ProcessError, UsageError
 from governor.run_file import load
 from governor.runs import variables
 from governor.runs.assignment import Assignment
@@ -76,6 +76,90 @@ def test_what_is_sound_is_known_to_a_check(tmp_path):
     run = load.parse({**RUN, "env_file": ".env", "env": {"B": 3}})
     assert variables.given(SimpleNamespace(valid=run, folder=tmp_path)) == {"A": "1", "B": "3"}
     assert variables.given(SimpleNamespace(valid=None, folder=tmp_path)) == {}
+
+
+# -- secrets -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """The folder of systemd's credentials, and that of the user's own secrets."""
+    found = tmp_path / "credentials", tmp_path / "config" / "run-governor" / "secrets"
+    for folder in found:
+        folder.mkdir(parents=True)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(found[0]))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return found
+
+
+def put(folder, name, content, *, mode=0o600):
+    (folder / name).write_bytes(content)
+    (folder / name).chmod(mode)
+
+
+async def test_secrets_are_files_a_credential_before_one_of_the_user(places, tmp_path):
+    put(places[0], "both", b"of systemd\n", mode=0o440)
+    put(places[1], "both", b"of the user")
+    put(places[1], "own", b"line one\nline two\r\n")
+    made = variables.RunVariables(assignment(tmp_path, secrets={"A": "both", "B": "own"}, env={"C": "c"}))
+    assert not made.mask
+    assert await made.get() == {
+        "A": "of systemd",
+        "B": "line one\nline two",
+        "C": "c",
+        "GOVERNOR_SECRETS": "A,B",
+    }
+    assert made.mask.text("of systemd c line two") == "[secret A] c [secret B]"
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "fault"),
+    [
+        (None, 0, r"there is no secret 'key': no file .*/credentials/key or .*/secrets/key$"),
+        (
+            b"sk-12345678",
+            0o640,
+            r"secrets/key can be read by others, or belongs to someone else: `chmod 600` it",
+        ),
+        (b"short", 0o600, r"has fewer than 8 characters"),
+        (b"\xff" * 9, 0o600, r"is no text of 1 MiB at most"),
+        (b"zero\0byte", 0o600, r"is no text"),
+        (b"x" * (variables.MAX_BYTES + 1), 0o600, r"is no text of 1 MiB at most"),
+    ],
+)
+def test_what_is_wrong_with_a_secret_is_told_without_its_value(places, tmp_path, content, mode, fault):
+    if content is not None:
+        put(places[1], "key", content, mode=mode)
+    made = assignment(tmp_path, secrets={"KEY": "key"}).run
+    with pytest.raises(ProcessError, match=fault) as error:
+        variables.of_run(made, str(tmp_path))
+    with pytest.raises(UsageError, match=fault):
+        variables.require_secrets([made])
+    assert content is None or content.decode(errors="replace") not in str(error.value)
+    assert variables.given(SimpleNamespace(valid=made, folder=tmp_path)) == {"KEY": ""}
+
+
+def test_a_folder_in_place_of_a_secret_is_a_fault(places, tmp_path):
+    (places[1] / "key").mkdir()
+    with pytest.raises(ProcessError, match="can't be read: Is a directory"):
+        variables.secret("key")
+
+
+def test_a_secret_and_a_variable_of_one_name_are_a_fault():
+    [(_, message)] = faults_in({**RUN, "env": {"A": 1}, "secrets": {"A": "a"}})
+    assert "A is set by `env` and by `secrets`" in message
+    [(path, _)] = faults_in({**RUN, "secrets": {"A": "../a"}})
+    assert path == ("secrets", "A")
+
+
+def test_the_mask_of_a_run_is_found_by_its_folder(places, tmp_path):
+    put(places[1], "key", b"sk-12345678")
+    assert not variables.mask_of(tmp_path)
+    for content in ("{", "[]", '{"secrets": {"A": "missing"}}'):
+        (tmp_path / "run.json").write_text(content)
+        assert not variables.mask_of(tmp_path)
+    (tmp_path / "run.json").write_text('{"secrets": {"A": "key", "B": "missing"}}')
+    assert variables.mask_of(tmp_path).text("it is sk-12345678!") == "it is [secret A]!"
 
 
 def test_a_run_at_work_keeps_its_variables(tmp_path):
