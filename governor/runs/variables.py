@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -22,6 +24,7 @@ from governor.errors import ProcessError, UsageError
 from governor.failures import SECRETS
 from governor.run_file.plain_data import mapping
 from governor.units import variables
+from governor.units.fields import PLAIN_NAME
 from governor.units.mask import LEAST, Mask
 
 if TYPE_CHECKING:
@@ -97,8 +100,9 @@ def mask_of(run_folder: Path) -> Mask:
 def _readable(secrets: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for variable, name in secrets.items():
-        with suppress(ProcessError):
-            found[variable] = secret(name)
+        if isinstance(name, str) and re.fullmatch(PLAIN_NAME, name):  # user code may have written the file
+            with suppress(ProcessError):
+                found[variable] = secret(name)
     return found
 
 
@@ -114,13 +118,15 @@ def secret(name: str) -> str:
 def _value_of(name: str, place: Path, *, is_private: bool) -> str | None:
     """None where there is no such file. `is_private`: nobody else may read it."""
     try:
-        with place.open("rb") as file:
+        with open(os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123  # no pipe holds it up
             status = os.fstat(file.fileno())
-            content = file.read(MAX_BYTES + 1)
+            content = file.read(MAX_BYTES + 1) if stat.S_ISREG(status.st_mode) else b""
     except FileNotFoundError:
         return None
     except OSError as error:
         raise ProcessError(f"secret {name!r}: {place} can't be read: {error.strerror}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise ProcessError(f"secret {name!r}: {place} is no file")
     if is_private and (status.st_mode & 0o077 or status.st_uid not in (os.geteuid(), 0)):
         raise ProcessError(
             f"secret {name!r}: {place} can be read by others, or belongs to someone else: `chmod 600` it, as the daemon's user"

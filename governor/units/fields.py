@@ -149,7 +149,8 @@ FilePath: TypeAlias = Annotated[str, Field(min_length=1, max_length=4096)]
 VariableName: TypeAlias = Annotated[str, Field(pattern=rf"^{variables.NAME}$", max_length=256)]
 FreeVariable: TypeAlias = Annotated[VariableName, AfterValidator(_free_variable)]
 """One that a run may set for all of its processes."""
-SecretName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=255)]
+PLAIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+SecretName: TypeAlias = Annotated[str, Field(pattern=PLAIN_NAME, max_length=255)]
 """Of a file in a folder of secrets."""
 Models: TypeAlias = Annotated[
     tuple[Annotated[str, Field(min_length=1)] | Params, ...], Field(strict=False, max_length=10_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -139,10 +140,15 @@ def test_what_is_wrong_with_a_secret_is_told_without_its_value(places, tmp_path,
     assert variables.given(SimpleNamespace(valid=made, folder=tmp_path)) == {"KEY": ""}
 
 
-def test_a_folder_in_place_of_a_secret_is_a_fault(places, tmp_path):
-    (places[1] / "key").mkdir()
-    with pytest.raises(ProcessError, match="can't be read: Is a directory"):
-        variables.secret("key")
+def test_a_folder_or_a_pipe_in_place_of_a_secret_is_a_fault(places):
+    (places[1] / "folder").mkdir()
+    os.mkfifo(places[1] / "pipe")
+    (places[1] / "loop").symlink_to("loop")
+    for name in ("folder", "pipe"):
+        with pytest.raises(ProcessError, match=f"secrets/{name} (is no file|can't be read: Is a directory)"):
+            variables.secret(name)
+    with pytest.raises(ProcessError, match="can't be read: Too many levels of symbolic links"):
+        variables.secret("loop")
 
 
 def test_a_secret_and_a_variable_of_one_name_are_a_fault():
@@ -155,7 +161,8 @@ def test_a_secret_and_a_variable_of_one_name_are_a_fault():
 def test_the_mask_of_a_run_is_found_by_its_folder(places, tmp_path):
     put(places[1], "key", b"sk-12345678")
     assert not variables.mask_of(tmp_path)
-    for content in ("{", "[]", '{"secrets": {"A": "missing"}}'):
+    put(places[1].parent, "outside", b"sk-12345678")
+    for content in ("{", "[]", '{"secrets": {"A": "missing", "B": 1, "C": "../outside", "D": null}}'):
         (tmp_path / "run.json").write_text(content)
         assert not variables.mask_of(tmp_path)
     (tmp_path / "run.json").write_text('{"secrets": {"A": "key", "B": "missing"}}')
