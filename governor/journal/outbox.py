@@ -158,9 +158,9 @@ class OutboxRecords(ABC):
         question = f"{_SELECT} WHERE due_at IS NOT NULL AND deliveries.position NOT IN ({others}) ORDER BY due_at LIMIT ?"
         return [found for row in self._rows(question, (*besides, limit)) if (found := _read(row)) is not None]
 
-    def given_up(self, uid: str) -> list[Delivery]:
-        """Those of a run that are not tried any more."""
-        question = f"{_SELECT} WHERE uid = ? AND due_at IS NULL ORDER BY deliveries.position"
+    def undelivered(self, uid: str) -> list[Delivery]:
+        """Those of a run that have failed: they are tried again, or were given up and have no time."""
+        question = f"{_SELECT} WHERE uid = ? AND tries > 0 ORDER BY deliveries.position"
         return [found for row in self._rows(question, (uid,)) if (found := _read(row)) is not None]
 
 

@@ -125,7 +125,7 @@ class RunResult(Message, frozen=True):
     the monotonic clock, so changing the clock does not affect it; None in older records. `submitted_by`: `uid`, `gid` and `pid`
     of the process that submitted it, or its `address`; empty where that is not known.
     `deaths`: conductors that died, by conductor and cause. `code_changed`: what has changed of its code since it was submitted, began, or
-    the run began that it resumes, a sentence each time that this was found.
+    the run began that it resumes, a sentence each time that this was found. `hooks_failed`: hooks that could not be told, when the result was asked for.
     A run that has not ended is ``in work``: its `reason` is what it waits for, and `ended_at` the time of the answer.
     """
 
@@ -143,3 +143,4 @@ class RunResult(Message, frozen=True):
     deaths: tuple[FailureGroup, ...] = ()
     submitted_by: dict[str, Any] = {}
     code_changed: tuple[str, ...] = ()
+    hooks_failed: tuple[str, ...] = ()

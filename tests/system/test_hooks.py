@@ -10,6 +10,7 @@ import signal
 import pytest
 
 from tests.support.hook_server import listening
+from tests.system.test_resume import governor
 
 pytestmark = pytest.mark.system
 
@@ -73,6 +74,11 @@ async def test_what_fails_is_told_again_and_given_up_after_its_retries(instance,
         assert len({each["key"] for each in server.got}) == 1
         log = await until_logged(instance, "hook.given_up")
         assert "answered 503: no room" in log
+        [told] = (await tree.executor.result(uid)).hooks_failed
+        assert told.startswith("on_end given up after 2 tries: ")
+        assert "answered 503: no room" in told
+        code, out, _ = await governor(instance, "--broker", tree.executor.endpoint, "results", uid)
+        assert (code, f"hook {told}" in out.replace("\n", " ")) == (0, True), out
 
 
 async def test_a_program_that_hangs_ends_at_its_time_out_with_what_it_started(instance, walk):

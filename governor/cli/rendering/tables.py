@@ -67,6 +67,7 @@ def result(found: RunResult) -> Group:
     parts: list[RenderableType] = [head]
     parts += [Text(clean(f"resumes {found.parent}"), style="dim")] if found.parent else []
     parts += [Text(clean(f"code: {sentence}"), style="yellow") for sentence in found.code_changed]
+    parts += [Text(clean(f"hook {told}"), style="yellow") for told in found.hooks_failed]
     if found.phases:
         parts += ["", _phases(found.phases)]
         asked = [phase for phase in found.phases if ": " in phase.ended_by]  # by a condition of the user

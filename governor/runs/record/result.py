@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from governor.journal.journal import Journal
+    from governor.journal.outbox import Delivery
     from governor.journal.run_records import RunRecords
     from governor.journal.runs_table import RunRow
     from governor.journal.tables import Transaction
@@ -186,14 +187,23 @@ def save_result(result: RunResult, folder: Path) -> str | None:
 
 
 def whole_result(journal: RunRecords, uid: str, folder: Path) -> RunResult | None:
-    """The result of a run that has ended. Blocks. Raises UsageError when its file is gone."""
+    """The result of a run that has ended, with its hooks that have failed until now. Blocks. Raises UsageError when its file is gone."""
     result, name = journal.result(uid), journal.result_file(uid)
-    if name is None:
-        return result
-    try:
-        return msgspec.msgpack.decode((folder / name).read_bytes(), type=RunResult)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise UsageError(f"the result of run {uid} can't be read from {folder / name}: {error}") from error
+    if name is not None:
+        try:
+            result = msgspec.msgpack.decode((folder / name).read_bytes(), type=RunResult)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise UsageError(
+                f"the result of run {uid} can't be read from {folder / name}: {error}"
+            ) from error
+    failed = tuple(map(_told, journal.undelivered(uid)))
+    return result if result is None or not failed else msgspec.structs.replace(result, hooks_failed=failed)
+
+
+def _told(delivery: Delivery) -> str:
+    tries = f"{delivery.tries} {'try' if delivery.tries == 1 else 'tries'}"
+    how = f"given up after {tries}" if delivery.due_at is None else f"tried again, after {tries}"
+    return f"{delivery.document.get('hook')} {how}: {delivery.error}"
 
 
 def _phase(

@@ -72,11 +72,15 @@ async def test_what_is_rolled_back_tells_nothing(journal):
 async def test_a_delivered_one_is_gone_and_one_that_was_given_up_stays_with_its_error(journal):
     await journal.write(lambda tx: tx.event("r1", "run.ended", {}))
     [first] = journal.due_deliveries(9)
+    assert journal.undelivered("r1") == []
     await journal.write(lambda tx: tx.not_delivered(first.position, error="busy", due_at=1e12))
     [again] = journal.due_deliveries(9)
     assert (again.tries, again.error, again.due_at) == (1, "busy", 1e12)
+    assert journal.undelivered("r1") == [again]
     await journal.write(lambda tx: tx.not_delivered(first.position, error="gone", due_at=None))
     assert journal.due_deliveries(9) == []
-    assert [each.error for each in journal.given_up("r1")] == ["gone"]
+    assert [(each.error, each.tries, each.due_at) for each in journal.undelivered("r1")] == [
+        ("gone", 2, None)
+    ]
     await journal.write(lambda tx: tx.delivered(first.position))
-    assert journal.given_up("r1") == []
+    assert journal.undelivered("r1") == []
