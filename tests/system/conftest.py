@@ -171,6 +171,16 @@ class Instance:
             f"the daemon ended with {process.returncode}: {(self.folder / 'log').read_text()}"
         )
 
+    async def governor(self, *arguments: object) -> tuple[int | None, str, str]:
+        """Runs a verb. Returns its exit code, standard output and standard error."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "governor", *map(str, arguments),
+            env=self.environ, cwd=self.folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        async with asyncio.timeout(90):
+            out, err = await process.communicate()
+        return process.returncode, out.decode(), err.decode()
+
     def processes(self) -> list[str]:
         """Pid and command of each live process of this instance."""
         found = []

@@ -10,7 +10,6 @@ import signal
 import pytest
 
 from tests.support.hook_server import listening
-from tests.system.test_resume import governor
 
 pytestmark = pytest.mark.system
 
@@ -77,7 +76,7 @@ async def test_what_fails_is_told_again_and_given_up_after_its_retries(instance,
         [told] = (await tree.executor.result(uid)).hooks_failed
         assert told.startswith("on_end given up after 2 tries: ")
         assert "answered 503: no room" in told
-        code, out, _ = await governor(instance, "--broker", tree.executor.endpoint, "results", uid)
+        code, out, _ = await instance.governor("--broker", tree.executor.endpoint, "results", uid)
         assert (code, f"hook {told}" in out.replace("\n", " ")) == (0, True), out
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -15,17 +13,6 @@ import pytest
 from governor.errors import AlreadyEnded, ExitCode
 
 pytestmark = pytest.mark.system
-
-
-async def governor(instance, *arguments):
-    """Runs a verb. Returns its exit code, standard output and standard error."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "governor", *map(str, arguments),
-        env=instance.environ, cwd=instance.folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    async with asyncio.timeout(90):
-        out, err = await process.communicate()
-    return process.returncode, out.decode(), err.decode()
 
 
 def marks(folder):
@@ -113,14 +100,14 @@ async def test_finished_episodes_are_kept_and_the_agent_continues_with_its_state
         await tree.until(uid, "episode.ended")
         (instance.folder / "pause").touch()
         endpoint = ("--broker", tree.executor.endpoint)
-        code, _, complaint = await governor(instance, *endpoint, "resume", uid)
+        code, _, complaint = await instance.governor(*endpoint, "resume", uid)
         assert code == ExitCode.TRY_AGAIN
         assert f"run {uid} has not ended (it is running)" in complaint
         (instance.folder / "pause").unlink()
         await tree.executor.abort(uid)
         _, old = await tree.end(uid)
         kept = old.phases[0].episodes["terminated"]
-        code, out, _ = await governor(instance, *endpoint, "resume", uid[:7], "--watch", "--json")
+        code, out, _ = await instance.governor(*endpoint, "resume", uid[:7], "--watch", "--json")
         assert code == ExitCode.DONE
         rows = [json.loads(row) for row in out.splitlines()]
         new, result = rows[0]["uid"], rows[-1]
@@ -131,10 +118,10 @@ async def test_finished_episodes_are_kept_and_the_agent_continues_with_its_state
         assert Counter(json.loads(line)["index"] for line in lines) == Counter(range(600))
         ready = [row["data"] for row in rows if row.get("kind") == "conductor.ready"]
         assert [data["detail"]["learned"] for data in ready if data["conductor"] == "agent.walker"] == [True]
-        code, out, _ = await governor(instance, *endpoint, "results", new)
+        code, out, _ = await instance.governor(*endpoint, "results", new)
         assert f"resumes {uid}" in out
-        assert (await governor(instance, *endpoint, "resume", new))[0] == ExitCode.USAGE
-        assert (await governor(instance, *endpoint, "resume", "no-such-run"))[0] == ExitCode.NO_SUCH_RUN
+        assert (await instance.governor(*endpoint, "resume", new))[0] == ExitCode.USAGE
+        assert (await instance.governor(*endpoint, "resume", "no-such-run"))[0] == ExitCode.NO_SUCH_RUN
 
 
 @pytest.mark.long
@@ -166,11 +153,11 @@ async def test_a_run_without_a_daemon_is_resumed_in_its_own_state_folder(instanc
         "class Walker:\n    def __init__(self, **_):\n        raise OSError('no')\n    def act(self, observation, *, explore): ...\n"
     )
     instance.environ["XDG_STATE_HOME"] = str(instance.folder / "state")
-    code, out, _ = await governor(instance, "run", file, "--json")
+    code, out, _ = await instance.governor("run", file, "--json")
     assert code == ExitCode.RUN_ENDED_BADLY
     old = json.loads(out.splitlines()[-1])
     (instance.folder / "later.py").write_text("from user_code import Walker\n")
-    code, out, complaint = await governor(instance, "run", "--resume", old["uid"][:6], "--json")
+    code, out, complaint = await instance.governor("run", "--resume", old["uid"][:6], "--json")
     assert code == ExitCode.DONE, complaint
     new = json.loads(out.splitlines()[-1])
     assert (new["outcome"], new["phases"][0]["episodes"]) == ("finished", {"terminated": 5})

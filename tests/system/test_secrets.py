@@ -8,7 +8,6 @@ import signal
 import pytest
 
 from governor.errors import UsageError
-from tests.system.test_resume import governor
 
 pytestmark = [pytest.mark.system, pytest.mark.ray]
 
@@ -129,7 +128,7 @@ async def test_it_reaches_all_processes_and_stands_nowhere(instance):
         assert f"401: {LABEL} is no key" in records["task"].error
         assert records["shell"].error.endswith(f"exit code 3: {LABEL}")
         assert records["value"].value == {"key": LABEL}
-        code, lines, _ = await governor(instance, *endpoint, "logs", uid, "--json")
+        code, lines, _ = await instance.governor(*endpoint, "logs", uid, "--json")
         assert code == 0
         said = [json.loads(line)["text"] for line in lines.splitlines()]
         for name in TRANSPORTS:
@@ -137,8 +136,11 @@ async def test_it_reaches_all_processes_and_stands_nowhere(instance):
         assert f"child has {LABEL}" in said
         assert said.count(LABEL) == 2, "of the shell"
         for verb in (("results", uid, "--failures"), ("watch", uid), ("status", uid), ("report", uid)):
-            code, out, complaint = await governor(instance, *endpoint, *verb)
+            code, out, complaint = await instance.governor(*endpoint, *verb)
             assert (code, VALUE in out + complaint) == (0, False), verb
+        [page] = instance.folder.glob("report-*.html")
+        assert LABEL in page.read_text()
+        assert VALUE not in page.read_text()
     assert files_with_it(instance) == []
 
 
@@ -156,7 +158,7 @@ async def test_what_a_killed_daemon_has_left_is_masked_by_the_next_one(instance)
         await tree.gone()
     async with instance.serve() as tree:
         await tree.end(uid)
-        code, lines, _ = await governor(instance, "--broker", tree.executor.endpoint, "logs", uid, "--json")
+        code, lines, _ = await instance.governor("--broker", tree.executor.endpoint, "logs", uid, "--json")
         assert code == 0
         assert f"wait has {LABEL}" in lines
         assert f"more of {LABEL}" in lines

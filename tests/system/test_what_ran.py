@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from governor.errors import UsageError
-from tests.system.test_resume import governor
 
 pytestmark = pytest.mark.system
 
@@ -94,7 +93,7 @@ async def test_a_queued_run_tells_what_has_changed_and_a_copy_runs_what_was_subm
             assert (value_of(result), result.code_changed) == (1.0, ())
             assert environment_of(result)["code"] == events[0].data["code"]["digest"]
             assert events[0].data["code"]["folder"] == str(home.folder)
-        code, out, _ = await governor(instance, "--broker", tree.executor.endpoint, "watch", plain)
+        code, out, _ = await instance.governor("--broker", tree.executor.endpoint, "watch", plain)
         assert code == 0, out
         assert "place.py has changed since it was submitted" in out
         assert (await tree.end(same))[1].code_changed  # as the first: the file is another one
@@ -113,15 +112,15 @@ async def test_who_mends_the_code_and_resumes_is_told_which_files_are_others(ins
         assert (old.outcome, copied.outcome) == ("failed", "failed")
         home.write("3")
         endpoint = ("--broker", tree.executor.endpoint)
-        code, out, complaint = await governor(instance, *endpoint, "resume", old.uid)
+        code, out, complaint = await instance.governor(*endpoint, "resume", old.uid)
         assert code == 0, complaint
         told = f"place.py has changed since run {old.uid} began"
         assert complaint.strip() == f"the code of the run: {told}"
         _, result = await tree.end(out.strip())
         assert (result.outcome, value_of(result), result.code_changed) == ("finished", 3.0, (told,))
-        code, shown, _ = await governor(instance, *endpoint, "results", out.strip())
+        code, shown, _ = await instance.governor(*endpoint, "results", out.strip())
         assert f"code: {told}" in shown
-        code, out, complaint = await governor(instance, *endpoint, "resume", copied.uid)
+        code, out, complaint = await instance.governor(*endpoint, "resume", copied.uid)
         assert (code, complaint) == (0, "")
         _, again = await tree.end(out.strip())
         assert "ZeroDivisionError" in again.reason
