@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 RESUME_SECONDS: Final = 120.0
 """Limit for a resume: the daemon copies files of tasks from the folder of a run."""
+COPY_SECONDS: Final = 120.0
+"""Limit for a submit with a snapshot: 10,000 files take some seconds, and far more on a slow disk."""
 PRUNE_SECONDS: Final = 120.0
 """Limit for a prune: the daemon measures the files of many runs."""
 
@@ -102,7 +104,8 @@ class Executor(Control, Groups):
 
         raw, home, source = await asyncio.to_thread(in_plain, run, folder)
         asked = Submit(run=raw, folder=home, key=key or secrets.token_hex(16), params=dict(params or {}))
-        return (await self._ask(asked, Submitted, source=source)).uid
+        seconds = max(self.timeout, COPY_SECONDS) if raw.get("code") == "snapshot" else None
+        return (await self._ask(asked, Submitted, source=source, seconds=seconds)).uid
 
     async def resume(self, uid: str, key: str | None = None) -> str:
         """Submits a new run that keeps what the run `uid` has finished, and does the rest; returns its id, as `submit` does.

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from governor.errors import UsageError
+from governor.executor import Executor
 
 pytestmark = pytest.mark.system
 
@@ -92,7 +93,7 @@ async def test_a_queued_run_tells_what_has_changed_and_a_copy_runs_what_was_subm
             events, result = await tree.end(uid)
             assert (value_of(result), result.code_changed) == (1.0, ())
             assert environment_of(result)["code"] == events[0].data["code"]["digest"]
-            assert events[0].data["code"]["folder"] == str(home.folder)
+            assert environment_of(result)["copied_from"] == str(home.folder)
         code, out, _ = await instance.governor("--broker", tree.executor.endpoint, "watch", plain)
         assert code == 0, out
         assert "place.py has changed since it was submitted" in out
@@ -152,6 +153,15 @@ async def test_a_copy_outlives_the_daemon_and_a_run_that_goes_on_tells_what_has_
         when = "it was submitted" if resume == "restart" else "it began"
         assert plain.code_changed == (f"place.py has changed since {when}",)
         assert copied.code_changed == ()
+
+
+async def test_a_copy_may_take_longer_than_other_requests(instance, home):
+    for number in range(3000):
+        (home.folder / f"{number}.txt").touch()
+    async with instance.serve() as tree:
+        async with Executor(tree.executor.endpoint, timeout=0.2) as impatient:
+            uid = await impatient.submit(home.run(code="snapshot"), folder=home.folder)
+        assert value_of((await tree.end(uid))[1]) == 1.0
 
 
 async def test_a_folder_that_is_too_large_to_be_copied_is_refused_and_nothing_is_left(instance, home):

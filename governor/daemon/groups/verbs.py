@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from governor import clock, logs
-from governor.daemon.submission.files import recorded_with_files, stage_copies, submission_of
+from governor.daemon.submission.files import recorded_with_code
 from governor.errors import AlreadyEnded, GoingDown, NoSuchRun, TryAgain, UsageError
 from governor.journal.groups import GroupRow, NewRun
 from governor.messages import (
@@ -34,7 +34,7 @@ from governor.messages import (
 )
 from governor.run_file.load import digest, parse_group
 from governor.runs.assignment import UID_ALPHABET, UID_LENGTH, Waiting, new_uid
-from governor.runs.record import snapshot, staging
+from governor.runs.record import snapshot
 from governor.runs.variables import require_secrets
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from governor.messages import ChangeGroup, SubmitGroup
     from governor.run_file.cells import Cell
     from governor.runs.active_run import RunContext
+    from governor.runs.record.code import Submission
 
 PREFIX: Final = "g-"
 """Of the uid of a group: no run has it."""
@@ -135,21 +136,13 @@ class Groups:
         """Returns the group on record. Raises UsageError for code that can't be copied, TryAgain."""
         folders = [self._context.run_folder(each.uid) for each in new]
 
-        async def record() -> GroupRow:
-            copy = staging.staging_of(folders[0]) / snapshot.FOLDER if copies else None
-            code = (await submission_of(folder, copy=copy)).data
+        async def record(submission: Submission) -> GroupRow:
             return await self._journal.write(
-                lambda transaction: transaction.submit_group(group, new, by=by, code=code)
+                lambda transaction: transaction.submit_group(group, new, by=by, code=submission.data)
             )
 
-        if not copies:
-            return await record()
-        return await recorded_with_files(
-            folders,
-            stage=partial(stage_copies, folder, folders),
-            record=record,
-            is_new=lambda recorded: recorded.uid == group.uid,
-            what=f"the code in {folder} can't be copied",
+        return await recorded_with_code(
+            folders, folder, copies=copies, record=record, is_new=lambda recorded: recorded.uid == group.uid
         )
 
     async def _find_known(self, key: str | None, this: bytes) -> SubmittedGroup | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -17,20 +18,44 @@ LOOK_SECONDS: Final = 0.5
 """For looking through the folder of the code: who submits waits for that."""
 
 
-async def submission_of(folder: str, *, copy: Path | None = None) -> code.Submission:
-    """What is recorded of the code in a folder, of which a `copy` was made, or none."""
-    home = Path(folder)
-    if copy is None:
-        return code.Submission(digest=await asyncio.to_thread(code.digest, home, seconds=LOOK_SECONDS))
-    return code.Submission(
-        digest=await asyncio.to_thread(code.digest, copy),
-        folder=folder,
-        work_tree=await asyncio.to_thread(work_tree.describe, home),
+async def submission_of(folder: str) -> code.Submission:
+    """What is recorded of the code in a folder."""
+    return code.Submission(digest=await asyncio.to_thread(code.digest, Path(folder), seconds=LOOK_SECONDS))
+
+
+async def recorded_with_code(
+    runs: Sequence[Path],
+    folder: str,
+    *,
+    copies: bool,
+    record: Callable[[code.Submission], Awaitable[T]],
+    is_new: Callable[[T], bool],
+) -> T:
+    """Records runs with the code in a folder. If it `copies`, all of them have one copy of it. Raises UsageError for a folder that is
+    too large for that, and as `recorded_with_files`.
+    """
+    if not copies:
+        return await record(await submission_of(folder))
+
+    async def record_copied() -> T:
+        copy = staging.staging_of(runs[0]) / snapshot.FOLDER
+        return await record(await asyncio.to_thread(_submission_of_copy, folder, copy))
+
+    return await recorded_with_files(
+        runs,
+        stage=partial(_stage_copies, folder, runs),
+        record=record_copied,
+        is_new=is_new,
+        what=f"the code in {folder} can't be copied",
     )
 
 
-def stage_copies(folder: str, runs: Sequence[Path]) -> None:
-    """Stages one copy of a folder for all of these runs. Blocks. Raises UsageError where it is too much, OSError."""
+def _submission_of_copy(folder: str, copy: Path) -> code.Submission:
+    copied = {"copied_from": folder, **work_tree.describe(Path(folder))}
+    return code.Submission(digest=code.digest(copy), copied=copied)
+
+
+def _stage_copies(folder: str, runs: Sequence[Path]) -> None:
     first, *others = runs
     copy = staging.begin(first) / snapshot.FOLDER
     snapshot.take(Path(folder), copy)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from governor import logs
 from governor.daemon.groups.verbs import require_key
-from governor.daemon.submission.files import recorded_with_files, stage_copies, submission_of
+from governor.daemon.submission.files import recorded_with_code, recorded_with_files, submission_of
 from governor.errors import AlreadyEnded, GoingDown, NotEnded, TryAgain, UsageError
 from governor.messages import Submitted
 from governor.run_file.load import digest, parse
 from governor.runs.assignment import Waiting, new_uid
-from governor.runs.record import code, environment, resume, snapshot, staging
+from governor.runs.record import code, environment, resume, snapshot
 from governor.runs.variables import require_secrets
 
 if TYPE_CHECKING:
@@ -63,19 +63,16 @@ class Submissions:
     async def _record(self, uid: str, asked: Submit, run: Run, *, digest: bytes, by: dict[str, Any]) -> str:
         """Returns the uid of the run on record. Raises UsageError for code that can't be copied, TryAgain."""
         folder = self._context.run_folder(uid)
-        copy = folder / snapshot.FOLDER if run.code == "snapshot" else None
+        copies = run.code == "snapshot"
 
-        async def record() -> str:
-            staged = None if copy is None else staging.staging_of(folder) / snapshot.FOLDER
-            submission = await submission_of(asked.folder, copy=staged)
-
+        async def record(submission: code.Submission) -> str:
             def change(transaction: Transaction) -> str:
                 return transaction.submit(
                     uid=uid,
                     key=asked.key,
                     name=run.name,
                     spec=run.raw(),
-                    folder=asked.folder if copy is None else str(copy),
+                    folder=str(folder / snapshot.FOLDER) if copies else asked.folder,
                     digest=digest,
                     by=by,
                     code=submission.data,
@@ -84,14 +81,8 @@ class Submissions:
 
             return await self._journal.write(change)
 
-        if copy is None:
-            return await record()
-        return await recorded_with_files(
-            [folder],
-            stage=partial(stage_copies, asked.folder, [folder]),
-            record=record,
-            is_new=uid.__eq__,
-            what=f"the code in {asked.folder} can't be copied",
+        return await recorded_with_code(
+            [folder], asked.folder, copies=copies, record=record, is_new=uid.__eq__
         )
 
     async def resume(self, asked: Resume, by: dict[str, Any], *, of_group: bool = False) -> Submitted:
@@ -166,8 +157,7 @@ class Submissions:
         async def record() -> str:
             await kept.record_tasks(self._journal, uid)
             recorded = await self._journal.write(change)
-            if recorded == uid:
-                self._journal.reserved.discard(uid)
+            self._journal.reserved.discard(uid)
             return recorded
 
         try:
@@ -178,10 +168,9 @@ class Submissions:
                 is_new=uid.__eq__,
                 what=f"the files of {kept.folder} can't be taken over",
             )
-        except Exception:
+        except Exception:  # a cancelled one may be on record
             self._journal.reserved.discard(uid)
             raise
-        self._journal.reserved.discard(uid)
         if recorded == uid and changed is not None:
             log.warning(code.CHANGED, run=uid, reason=code.sentence(changed))
         return recorded

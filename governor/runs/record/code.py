@@ -44,27 +44,25 @@ _REMEMBERED: Final = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """What is on record of a run's code since it was submitted: its `digest`, "" where that is not known. Of a copy also the `folder`
-    that it is of and its `work_tree` (`work_tree.describe`), empty of others.
+    """What is on record of a run's code since it was submitted: its `digest`, "" where that is not known, and of a copy what it is
+    `copied` from: the folder, and its work tree then (`work_tree.describe`).
     """
 
     at: float = 0.0
     digest: str = ""
-    folder: str = ""
-    work_tree: dict[str, Any] = field(default_factory=dict)
+    copied: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, accepted: RunEvent | None) -> Self:
         """From the first event of the run."""
         found = {} if accepted is None else accepted.data.get(KEY) or {}
-        known = {name: found[name] for name in ("digest", "folder", "work_tree") if name in found}
-        return cls(at=0.0 if accepted is None else accepted.at, **known)
+        at = 0.0 if accepted is None else accepted.at
+        return cls(at=at, digest=found.get("digest", ""), copied=found.get("copied", {}))
 
     @property
     def data(self) -> dict[str, Any]:
         """What `of` reads, in the event's data below `KEY`."""
-        whole = {"digest": self.digest, "folder": self.folder, "work_tree": self.work_tree}
-        return {name: value for name, value in whole.items() if value}
+        return {"digest": self.digest} | ({"copied": self.copied} if self.copied else {})
 
 
 def digest(folder: Path, *, seconds: float = MOST_SECONDS) -> str:
@@ -107,9 +105,13 @@ def sentence(data: Mapping[str, Any]) -> str:
 
 
 def is_own(folder: Path) -> bool:
-    """Not hidden, no cache, no environment of packages, and no state folder of a daemon."""
-    hidden = folder.name.startswith(".") or folder.name in ("__pycache__", "node_modules", "site-packages")
-    return not hidden and not any((folder / mark).exists() for mark in ("pyvenv.cfg", JOURNAL))
+    """Not hidden, no cache, no environment of packages, and no state folder of a daemon. One that must not be looked into is not."""
+    if folder.name.startswith(".") or folder.name in ("__pycache__", "node_modules", "site-packages"):
+        return False
+    try:
+        return not any((folder / mark).exists() for mark in ("pyvenv.cfg", JOURNAL))
+    except PermissionError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from governor.files import write_whole
-from governor.runs.record import code
-from governor.runs.record import work_tree as git
+from governor.runs.record import code, work_tree
 from governor.version import __version__
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def record(run_folder: Path, code_folder: Path, submitted: Submission) -> dict[s
     if path.exists():
         known, began = of_run(run_folder).get("code", ""), path.stat().st_mtime
         return changed(known=known, now=code.digest(code_folder), since=began, when="it began")
-    made = of_machine(code_folder, work_tree=submitted.work_tree)
+    made = of_machine(code_folder, copied=submitted.copied)
     write_whole(path, msgspec.json.format(msgspec.json.encode(made), indent=2))
     return changed(known=submitted.digest, now=made["code"], since=submitted.at, when="it was submitted")
 
@@ -58,8 +57,8 @@ def of_run(run_folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def of_machine(code_folder: Path, *, work_tree: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What a run would be made with now, with the code in this folder. `work_tree`: where it was copied from, as then."""
+def of_machine(code_folder: Path, *, copied: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What a run would be made with now, with the code in this folder. `copied`: as of `Submission`, in place of its work tree."""
     packages = dict(sorted(_packages()))
     system = os.uname()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -68,7 +67,7 @@ def of_machine(code_folder: Path, *, work_tree: Mapping[str, Any] | None = None)
         "python": platform.python_version(),
         **{name: packages[name] for name in ("ray", "gymnasium", "numpy", "torch") if name in packages},
         "code": code.digest(code_folder),
-        **(work_tree or git.describe(code_folder)),
+        **(copied or work_tree.describe(code_folder)),
         "host": system.nodename,
         "system": f"{system.sysname} {system.release} {system.machine}",
         "cores": len(os.sched_getaffinity(0)),

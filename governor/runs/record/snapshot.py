@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -41,14 +40,18 @@ def take(folder: Path, target: Path) -> None:
         shutil.copy2(path, copy)
         copy.chmod(copy.stat().st_mode & 0o555)
         sync_to_disk(copy)
-    for place, _, _ in os.walk(target):
-        sync_to_disk(Path(place))
+    _sync_folders(target)
 
 
 def share(copy: Path, target: Path) -> None:
     """Makes `target` the same copy. Blocks. Raises OSError."""
     shutil.copytree(copy, target, symlinks=True, copy_function=_link)
-    sync_to_disk(target)
+    _sync_folders(target)
+
+
+def _sync_folders(target: Path) -> None:
+    for place, _, _ in os.walk(target):
+        sync_to_disk(Path(place))
 
 
 def _link(source: str, target: str) -> None:
@@ -83,11 +86,9 @@ def _files(folder: Path) -> Iterator[tuple[Path, int]]:
         linked = [path for path in own if path.is_symlink()]
         folders[:] = [path.name for path in own if not path.is_symlink()]
         for path in (*linked, *(Path(place, name) for name in names)):
-            with suppress(FileNotFoundError):  # a link to nothing
-                status = path.stat()
-                if path.is_file() or path.is_dir():
-                    number += 1
-                    yield path, 0 if path.is_dir() else status.st_size
+            if path.is_file() or path.is_dir():  # no link to nothing, no pipe
+                number += 1
+                yield path, 0 if path.is_dir() else path.stat().st_size
             if number > MOST_FILES:
                 return
 

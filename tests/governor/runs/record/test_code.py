@@ -1,6 +1,8 @@
 """The digest of a run's code, and which of its files have changed."""
 
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -67,6 +69,31 @@ def test_what_is_too_much_or_too_slow_is_cut_and_says_so_and_tells_of_no_change(
     assert "(the first 2 files)" in cut
     for known, now in ((whole, cut), (cut, whole), (slow, cut), ("", whole), (whole, whole)):
         assert code.changed(tmp_path, known=known, now=now, since=0.0, when="then") is None
+
+
+def test_a_folder_that_must_not_be_looked_into_is_left_out():
+    """As root sees everything, another user looks."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        home = Path(name)
+        home.chmod(0o755)
+        (home / "agent.py").write_text("x = 1\n")
+        before = code.digest(home)
+        (home / "closed").mkdir()
+        (home / "closed" / "b.py").write_text("")
+        (home / "closed").chmod(0o000)
+        reading, writing = os.pipe()
+        if (pid := os.fork()) == 0:
+            try:
+                if os.geteuid() == 0:
+                    os.setuid(65534)
+                os.write(writing, code.digest(home).encode())
+            finally:
+                os._exit(0)
+        os.close(writing)
+        os.waitpid(pid, 0)
+        with os.fdopen(reading, "rb") as answer:
+            assert answer.read().decode() == before
+        (home / "closed").chmod(0o700)
 
 
 def test_many_changes_are_counted(tmp_path):

@@ -69,8 +69,14 @@ def test_what_has_changed_since_the_run_began_is_named_when_it_goes_on(home, tmp
 
 
 def test_a_work_tree_of_a_copy_is_that_of_the_submit(home, tmp_path):
-    then = {"commit": "c" * 40, "branch": "main", "clean": False, "uncommitted": ["agents/walker.py"]}
-    environment.record(tmp_path / "run", home, submitted(home, work_tree=then))
+    then = {
+        "copied_from": "/home/me",
+        "commit": "c" * 40,
+        "branch": "main",
+        "clean": False,
+        "uncommitted": ["agents/walker.py"],
+    }
+    environment.record(tmp_path / "run", home, submitted(home, copied=then))
     assert then.items() <= environment.of_run(tmp_path / "run").items()
 
 
@@ -92,7 +98,7 @@ def test_gpus_are_those_of_the_driver(tmp_path, monkeypatch):
 
 
 def test_what_is_recorded_of_a_submit_is_read_again():
-    made = Submission(at=5.0, digest="d", folder="/home/me", work_tree={"clean": True})
+    made = Submission(at=5.0, digest="d", copied={"copied_from": "/home/me", "clean": True})
     event = RunEvent(uid="u", seq=1, at=5.0, kind="run.accepted", data={code.KEY: made.data})
     assert Submission.of(event) == made
     older = RunEvent(uid="u", seq=1, at=5.0, kind="run.accepted", data={"name": "n"})
