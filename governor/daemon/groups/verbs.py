@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from governor import clock, logs
-from governor.daemon.submission.files import recorded_with_code
+from governor.daemon.submission.files import CodeRecorder
 from governor.errors import AlreadyEnded, GoingDown, NoSuchRun, TryAgain, UsageError
 from governor.journal.groups import GroupRow, NewRun
 from governor.messages import (
@@ -81,6 +81,7 @@ class Groups:
         self._steering = steering
         self._resume_run = resume
         self._few = asyncio.Semaphore(AT_ONCE)
+        self._code = CodeRecorder()
         self._asked: set[str] = set()
         """Runs that must end, and were asked to."""
 
@@ -141,7 +142,7 @@ class Groups:
                 lambda transaction: transaction.submit_group(group, new, by=by, code=submission.data)
             )
 
-        return await recorded_with_code(
+        return await self._code.record(
             folders, folder, copies=copies, record=record, is_new=lambda recorded: recorded.uid == group.uid
         )
 

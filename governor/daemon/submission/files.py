@@ -18,36 +18,56 @@ LOOK_SECONDS: Final = 0.5
 """For looking through the folder of the code: who submits waits for that."""
 
 
-async def submission_of(folder: str) -> code.Submission:
-    """What is recorded of the code in a folder."""
-    return code.Submission(digest=await asyncio.to_thread(code.digest, Path(folder), seconds=LOOK_SECONDS))
+class CodeRecorder:
+    """Records runs together with their code."""
 
+    def __init__(self) -> None:
+        self._next: dict[str, asyncio.Task[str]] = {}
+        """By folder, the look at it that has not begun: it serves all who ask until then."""
+        self._looking: dict[str, asyncio.Task[str]] = {}
 
-async def recorded_with_code(
-    runs: Sequence[Path],
-    folder: str,
-    *,
-    copies: bool,
-    record: Callable[[code.Submission], Awaitable[T]],
-    is_new: Callable[[T], bool],
-) -> T:
-    """Records runs with the code in a folder. If it `copies`, all of them have one copy of it. Raises UsageError for a folder that is
-    too large for that, and as `recorded_with_files`.
-    """
-    if not copies:
-        return await record(await submission_of(folder))
+    async def record(
+        self,
+        runs: Sequence[Path],
+        folder: str,
+        *,
+        copies: bool,
+        record: Callable[[code.Submission], Awaitable[T]],
+        is_new: Callable[[T], bool],
+    ) -> T:
+        """Records runs with the code in a folder. If it `copies`, all of them have one copy of it. Raises UsageError for a folder that is
+        too large for that, and as `recorded_with_files`.
+        """
+        if not copies:
+            return await record(await self.submission_of(folder))
 
-    async def record_copied() -> T:
-        copy = staging.staging_of(runs[0]) / snapshot.FOLDER
-        return await record(await asyncio.to_thread(_submission_of_copy, folder, copy))
+        async def record_copied() -> T:
+            copy = staging.staging_of(runs[0]) / snapshot.FOLDER
+            return await record(await asyncio.to_thread(_submission_of_copy, folder, copy))
 
-    return await recorded_with_files(
-        runs,
-        stage=partial(_stage_copies, folder, runs),
-        record=record_copied,
-        is_new=is_new,
-        what=f"the code in {folder} can't be copied",
-    )
+        return await recorded_with_files(
+            runs,
+            stage=partial(_stage_copies, folder, runs),
+            record=record_copied,
+            is_new=is_new,
+            what=f"the code in {folder} can't be copied",
+        )
+
+    async def submission_of(self, folder: str) -> code.Submission:
+        """What is recorded of the code in a folder, as it is now or a little later."""
+        look = self._next.get(folder)
+        if look is None:
+            look = self._next[folder] = asyncio.create_task(self._look(folder, self._looking.get(folder)))
+        return code.Submission(digest=await asyncio.shield(look))
+
+    async def _look(self, folder: str, before: asyncio.Task[str] | None) -> str:
+        if before is not None:
+            await asyncio.wait([before])
+        self._looking[folder] = self._next.pop(folder)
+        try:
+            return await asyncio.to_thread(code.digest, Path(folder), seconds=LOOK_SECONDS)
+        finally:
+            del self._looking[folder]
 
 
 def _submission_of_copy(folder: str, copy: Path) -> code.Submission:

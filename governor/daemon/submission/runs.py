@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from governor import logs
 from governor.daemon.groups.verbs import require_key
-from governor.daemon.submission.files import recorded_with_code, recorded_with_files, submission_of
+from governor.daemon.submission.files import CodeRecorder, recorded_with_files
 from governor.errors import AlreadyEnded, GoingDown, NotEnded, TryAgain, UsageError
 from governor.messages import Submitted
 from governor.run_file.load import digest, parse
@@ -42,6 +42,7 @@ class Submissions:
         self._context = context
         self._journal = context.journal
         self._queries = queries
+        self._code = CodeRecorder()
 
     async def submit(self, asked: Submit, by: dict[str, Any]) -> Submitted:
         run = parse(asked.run, "run file")
@@ -81,7 +82,7 @@ class Submissions:
 
             return await self._journal.write(change)
 
-        return await recorded_with_code(
+        return await self._code.record(
             [folder], asked.folder, copies=copies, record=record, is_new=uid.__eq__
         )
 
@@ -183,7 +184,7 @@ class Submissions:
         before = code.Submission.of(next(iter(accepted), None))
         if has_copy:
             return before, None
-        now = await submission_of(row.folder)
+        now = await self._code.submission_of(row.folder)
         made = await asyncio.to_thread(environment.of_run, kept.folder)
         changed = await asyncio.to_thread(
             code.changed,

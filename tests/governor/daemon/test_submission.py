@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from governor.daemon.submission.files import recorded_with_code, recorded_with_files
+from governor.daemon.submission.files import CodeRecorder, recorded_with_files
 from governor.errors import TryAgain
-from governor.runs.record import staging
+from governor.runs.record import code, staging
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def names(runs):
 
 
 def recording(runs, home, record, **how):
-    return recorded_with_code(runs, str(home), copies=True, record=record, is_new=lambda new: new, **how)
+    return CodeRecorder().record(runs, str(home), copies=True, record=record, is_new=lambda new: new, **how)
 
 
 async def test_runs_that_are_recorded_have_their_copies_and_a_run_without_one_has_nothing(runs, home):
@@ -45,7 +45,7 @@ async def test_runs_that_are_recorded_have_their_copies_and_a_run_without_one_ha
         "the key was known"
     )
     assert names(runs) == ["a", "b"]
-    await recorded_with_code([], str(home), copies=False, record=record, is_new=bool)
+    await CodeRecorder().record([], str(home), copies=False, record=record, is_new=bool)
     assert (told[0].copied["copied_from"], told[0].copied["clean"]) == (str(home), None)
     assert (told[0].digest, told[2].copied) == (told[2].digest, {})
 
@@ -60,6 +60,30 @@ async def test_what_cannot_be_copied_or_recorded_leaves_nothing(runs, home):
     with pytest.raises(TryAgain, match=r"the code in .*/nowhere can't be copied: .*No such file"):
         await recording(runs, home / "nowhere", record)
     assert names(runs) == []
+
+
+async def test_many_who_submit_from_one_folder_at_the_same_time_share_a_look_that_began_after_they_asked(
+    home, monkeypatch
+):
+    digest, looks, begun = code.digest, [], asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def counted(folder, **options):
+        looks.append(folder)
+        loop.call_soon_threadsafe(begun.set)
+        return digest(folder, **options)
+
+    monkeypatch.setattr(code, "digest", counted)
+    recorder = CodeRecorder()
+    first = asyncio.create_task(recorder.submission_of(str(home)))
+    await begun.wait()
+    (home / "agent.py").write_text("x = 22\n")
+    others = await asyncio.gather(*(recorder.submission_of(str(home)) for _ in range(50)))
+    await first
+    assert len(looks) == 2
+    assert {other.digest for other in others} == {digest(home)}
+    assert await recorder.submission_of(str(home)) == others[0]
+    assert len(looks) == 3
 
 
 async def test_a_submit_that_is_cancelled_leaves_the_decision_to_the_next_start(runs):

@@ -17,7 +17,7 @@ from governor.runs import active_run
 from governor.runs.active_run import ActiveRun
 from governor.runs.assignment import Assignment
 from states import Pristine, events
-from states.effects import StartConductor, StopConductor, Wake
+from states.effects import StartConductor, StopConductor, Wake, WriteResult
 from transport.access import Secret
 
 RUN = parse(
@@ -85,6 +85,23 @@ async def world(tmp_path, monkeypatch):
 
 def tasks_of(run):
     return [task for task in asyncio.all_tasks() if task.get_name().startswith(run.uid)]
+
+
+async def test_a_result_waits_for_what_the_run_was_made_with_but_not_for_ever(world, monkeypatch):
+    await world.journal.write(lambda tx: tx.submit(uid="r1", key=None, name="r", spec=RUN.raw(), folder="/"))
+    write, recorded = WriteResult(outcome="finished", reason=""), asyncio.Event()
+    world.run._environment = asyncio.create_task(recorded.wait())
+    world.run.effects.perform(write)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await world.posted.get()
+    recorded.set()
+    assert (await world.posted.get()).kind == "result.written"
+    world.run._environment = asyncio.create_task(never())
+    monkeypatch.setattr(active_run, "ENVIRONMENT_SECONDS", 0.01)
+    world.run.effects.perform(write)
+    assert (await world.posted.get()).kind == "result.written"
+    world.run._environment.cancel()
 
 
 async def test_it_opens_what_it_needs_and_closes_all_of_it(world):
