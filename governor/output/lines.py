@@ -82,11 +82,13 @@ def header_of(data: bytes) -> Header | None:
 class _Unfinished:
     """A line that is not over."""
 
-    __slots__ = ("at", "header", "is_redrawn", "patience", "text")
+    __slots__ = ("at", "header", "is_redrawn", "patience", "since", "text")
 
     def __init__(self, header: Header, at: float) -> None:
         self.header = header
         self.at = at
+        self.since = 0
+        """Where the bytes begin that have its text, counted as `SpoolLines._fed`."""
         self.patience = PARTIAL_SECONDS
         self.is_redrawn = False
         self.text = bytearray()
@@ -104,8 +106,12 @@ class SpoolLines:
         self._stream = tuple(spool.STREAMS.values())[stream]
         self._rest = b""
         """The beginning of a record."""
-        self._tail = 0
-        """Bytes at the end of what was fed that are all of one raw line."""
+        self._fed = 0
+        """Bytes that were fed before `_rest`."""
+        self._shift = 0
+        """Add this to an offset of the spool for a number of fed bytes."""
+        self._end = self._given = 0
+        """Fed bytes up to the end of what is being read, and up to that of the last line that was given."""
         self._open: dict[int | None, _Unfinished] = {}
         """Lines that are not over, by `part`; raw is None."""
         self._marked = _NOTHING
@@ -121,18 +127,19 @@ class SpoolLines:
         data = self._rest + data
         self._page = page or self._page
         self._ranges = _ranges(data + behind if behind else data, base)
+        fed, self._shift = self._fed, self._fed - base
         position = 0
         while (end := data.find(b"\n", position)) >= 0:
+            self._end = fed + end + 1
             self._line(data[position:end], base + position, at)
             position = end + 1
-            self._tail = 0
         rest = data[position:]
         start = rest.find(spool.RECORD)
         if start < 0 or len(rest) - start > REST_BYTES:
             start = len(rest)
         self._rest = rest[start:]
+        self._fed = self._end = fed + position + start
         self._raw(rest[:start], base + position, at)
-        self._tail += start
         return self._take()
 
     def late(self, at: float) -> list[OutputLine]:
@@ -152,8 +159,8 @@ class SpoolLines:
     @property
     def held_bytes(self) -> int:
         """How many bytes, at the end of what was fed, are in no line yet, and no line was behind their first one."""
-        raw = self._open.get(None)
-        return len(self._rest) + (min(self._tail, len(raw.text)) if raw is not None else 0)
+        since = (one.since for one in self._open.values() if one.text and one.since >= self._given)
+        return self._fed - min(since, default=self._fed) + len(self._rest)
 
     def leave(self) -> list[OutputLine]:
         """The lines that are not over; another reader goes on behind them, with the bytes that are held then."""
@@ -164,10 +171,7 @@ class SpoolLines:
     @property
     def unfinished(self) -> list[OutputLine]:
         """The lines that are not over."""
-        for one in self._open.values():
-            if one.text:
-                self._give(one, one.text, partial=True)
-        return self._take()
+        return [self._output(one, one.text, partial=True) for one in self._open.values() if one.text]
 
     def close(self, at: float) -> list[OutputLine]:
         """Nothing follows, or not what follows directly: the lines that are not over."""
@@ -177,10 +181,8 @@ class SpoolLines:
             if header is None:  # the process ended within its header
                 self._raw(b"" if rest[1:2] == b"{" else rest, 0, at)
             elif not header.mark:
-                self._text(header, rest[text:], at, is_over=False)
-        found = self.unfinished
-        self._open.clear()
-        return found
+                self._text(header, rest[text:], 0, at, is_over=False)
+        return self._take() + self.leave()
 
     def _line(self, line: bytes, offset: int, at: float) -> None:
         start = line.find(spool.RECORD)
@@ -193,7 +195,7 @@ class SpoolLines:
             self._raw(line[:start], offset, at)
             self.lost += header.lost
             if not header.mark:
-                self._text(header, line[text:], at, is_over=not header.more)
+                self._text(header, line[text:], offset + start, at, is_over=not header.more)
                 return
             if header.since is None:
                 self._marked = header
@@ -209,10 +211,10 @@ class SpoolLines:
             return
         if None not in self._open:
             self._open[None] = _Unfinished(self._raw_header(offset), at)
-        self._add(None, data, is_over=is_over)
+        self._add(None, data, offset, is_over=is_over)
 
-    def _text(self, header: Header, text: bytes, at: float, *, is_over: bool) -> None:
-        """Text of a record."""
+    def _text(self, header: Header, text: bytes, offset: int, at: float, *, is_over: bool) -> None:
+        """Text of a record that begins at `offset`."""
         if header.part not in self._open or header.part is None:
             new = _Unfinished(header, min(max(header.at, self._begun), at))
             if is_over:
@@ -222,9 +224,9 @@ class SpoolLines:
                 oldest = self._open.pop(next(part for part in self._open if part is not None))
                 self._give(oldest, oldest.text, partial=True)
             self._open[header.part] = new
-        self._add(header.part, text, is_over=is_over)
+        self._add(header.part, text, offset, is_over=is_over)
 
-    def _add(self, part: int | None, data: bytes, *, is_over: bool) -> None:
+    def _add(self, part: int | None, data: bytes, offset: int, *, is_over: bool) -> None:
         one = self._open[part]
         one.text += data
         if b"\r" in data:
@@ -233,6 +235,11 @@ class SpoolLines:
         while len(one.text) > spool.LINE_BYTES:
             self._give(one, one.text[: spool.LINE_BYTES], partial=True)
             del one.text[: spool.LINE_BYTES]
+        if len(one.text) <= len(data):  # what was before is drawn over, or given
+            one.since = offset + self._shift
+            if part is None:  # of a record a part alone cannot be read again
+                one.since += len(data) - len(one.text)
+                self._given = min(self._given, one.since)
         if is_over:
             del self._open[part]
             self._give(one, one.text)
@@ -248,27 +255,29 @@ class SpoolLines:
         )
 
     def _give(self, one: _Unfinished, text: bytes | bytearray, *, partial: bool = False) -> None:
+        self._given = self._end
+        self._found.append(self._output(one, text, partial=partial))
+
+    def _output(self, one: _Unfinished, text: bytes | bytearray, *, partial: bool) -> OutputLine:
         header = one.header
         if b"\r" in text:
             text = _last_state(text).rstrip(b"\r")
-        self._found.append(
-            OutputLine(
-                at=one.at,
-                conductor=self._conductor,
-                pid=header.pid or self._pid,
-                stream=self._stream,
-                text=text.decode("utf-8", "backslashreplace"),
-                level=header.level,
-                logger=header.logger,
-                task=header.task,
-                run=header.run,
-                attempt=header.attempt,
-                phase=header.phase,
-                episode=header.episode,
-                evaluation=header.evaluation,
-                node=header.node,
-                partial=partial,
-            )
+        return OutputLine(
+            at=one.at,
+            conductor=self._conductor,
+            pid=header.pid or self._pid,
+            stream=self._stream,
+            text=text.decode("utf-8", "backslashreplace"),
+            level=header.level,
+            logger=header.logger,
+            task=header.task,
+            run=header.run,
+            attempt=header.attempt,
+            phase=header.phase,
+            episode=header.episode,
+            evaluation=header.evaluation,
+            node=header.node,
+            partial=partial,
         )
 
     def _take(self) -> list[OutputLine]:

@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from governor.errors import UsageError
+from governor.messages import ReadOutput
 
 pytestmark = [pytest.mark.system, pytest.mark.ray]
 
@@ -144,7 +145,16 @@ async def test_it_reaches_all_processes_and_stands_nowhere(instance):
     assert files_with_it(instance) == []
 
 
-async def test_what_a_killed_daemon_has_left_is_masked_by_the_next_one(instance):
+async def unfinished(tree, uid):
+    return [
+        line.text
+        async for page in tree.executor.output_pages(ReadOutput(uid=uid), follow=False)
+        for line in page.unfinished
+    ]
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+async def test_what_a_killed_daemon_has_left_is_masked_by_the_next_one(instance, is_read):
     put(instance)
     run = given(instance.folder)
     run["conductors"] = {}
@@ -152,7 +162,7 @@ async def test_what_a_killed_daemon_has_left_is_masked_by_the_next_one(instance)
     async with instance.serve() as tree:
         uid = await tree.executor.submit({**run, "resume": "never"}, folder=instance.folder)
         await tree.until(uid, "task.started")
-        while not (instance.folder / "begun").exists():
+        while not (instance.folder / "begun").exists() or (is_read and not await unfinished(tree, uid)):
             await tree.executor.status()
         tree.daemon.send_signal(signal.SIGKILL)
         await tree.gone()

@@ -3,6 +3,8 @@
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from governor.output import spool
 from governor.output.lines import OPEN_LINES, Page, SpoolLines, header_of
@@ -179,3 +181,50 @@ def test_lines_that_are_not_over_are_bounded_in_number():
     left = lines.unfinished
     assert texts(found + left) == [(str(number), True) for number in range(1000)]
     assert len(left) == OPEN_LINES
+
+
+def raw(text, *, is_over):
+    return text + b"\n" * is_over
+
+
+def flushed(text, *, is_over):
+    return spool.record(b'"part":1,' + b'"more":1,' * (not is_over), text)
+
+
+PIECES = st.tuples(st.sampled_from([b"", b"a", b"bc", b"\r", b"\rd", b"e\r", b"f\rg"]), st.booleans())
+
+
+@given(written=st.lists(PIECES, max_size=12), cuts=st.lists(st.integers(0, 400), max_size=6), data=st.data())
+@pytest.mark.parametrize("write", [raw, flushed])
+def test_who_goes_on_where_a_reader_died_loses_no_line_and_repeats_none(write, written, cuts, data):
+    spooled = b"".join(write(text, is_over=is_over) for text, is_over in written)
+    whole = parser()
+    expected = texts(whole.feed(spooled, offset=0, at=5.0) + whole.leave())
+    died = data.draw(st.integers(0, len(spooled)))
+    first, found, start = parser(), [], 0
+    for end in sorted({cut for cut in cuts if cut < died} | {died}):
+        found += first.feed(spooled[start:end], offset=start, at=5.0)
+        assert first.unfinished == first.unfinished, "a look changes nothing"
+        start = end
+    second, start = parser(), died - first.held_bytes
+    found += second.feed(spooled[start:], offset=start, at=5.0) + second.leave()
+    assert texts(found) == expected
+
+
+def test_a_line_that_another_has_overtaken_is_not_repeated_where_a_reader_died():
+    lines = parser()
+    spooled = flushed(b"10%", is_over=False)
+    lines.feed(spooled, offset=0, at=5.0)
+    assert lines.held_bytes == len(spooled)
+    other = spool.record(b'"part":2,', b"other")
+    assert texts(lines.feed(other, offset=len(spooled), at=5.0)) == [("other", False)]
+    assert lines.held_bytes == 0
+
+
+def test_of_a_line_that_is_redrawn_the_last_state_is_held_and_no_more():
+    lines, offset = parser(), 0
+    for number in range(1000):
+        drawn = flushed(b"\r%d%%" % number, is_over=False)
+        lines.feed(drawn, offset=offset, at=5.0)
+        offset += len(drawn)
+    assert lines.held_bytes == len(drawn)
