@@ -118,7 +118,6 @@ class TaskConductor(Conductor):
                 if (tasks := self._tasks.of(command.phase)) is not None:
                     tasks.stop(command.reason)
                 self._simulation.stop(command.phase)
-                self._pause_engine(paused=False)  # what follows cancelled tasks ends too
             case _:
                 return await super().perform(command)
         return Done()

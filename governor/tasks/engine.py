@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from governor import logs
 from governor.tasks.errors import GraphError, QueueFull
@@ -157,7 +157,7 @@ class Engine:
             self.cancel(batch, reason="the scheduler was stopped")
         while self._core.outcomes.has_followers:
             self._pauses.clear()
-            self.pause("", paused=False)
+            self.pause("user", paused=False)
             await asyncio.sleep(0)
         await self._runners.close([slot.runner for slot in self._idle()])
         if self._alarm is not None:
@@ -213,10 +213,12 @@ class Engine:
         """Whether it was submitted and has not ended; None: whether there is any such."""
         return bool(self._core.batches) if batch is None else batch in self._core.batches
 
-    def pause(self, why: str, *, paused: bool) -> None:
-        """Whether there is this reason to dispatch no further sub-task; those on runners go on, and what else waits keeps its place."""
+    def pause(self, why: Literal["user", "full"], *, paused: bool) -> None:
+        """Whether there is this reason to dispatch no further sub-task; those on runners go on, and what else waits keeps its place. While
+        the listener is full, ends that follow from others wait, too.
+        """
         (self._pauses.add if paused else self._pauses.discard)(why)
-        self._core.is_paused = bool(self._pauses)
+        self._core.is_paused, self._core.is_full = bool(self._pauses), "full" in self._pauses
         self._handle(Tick(time.monotonic()))
 
     def explain(self, batch: BatchId) -> list[Waiting]:

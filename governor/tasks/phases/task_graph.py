@@ -260,7 +260,7 @@ class PhaseTasks(BatchListener):
 
     def _set_full(self, *, is_full: bool) -> None:
         self._is_full = is_full
-        self._engine.pause("reports", paused=is_full)
+        self._engine.pause("full", paused=is_full)
 
 
 def results_needed(command: StartTasks, uid: str) -> dict[str, dict[int, Input]]:

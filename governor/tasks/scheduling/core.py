@@ -69,8 +69,10 @@ class Core:
         self.batches: Mapping[BatchId, Batch] = self.outcomes.batches
         """Those that have not ended."""
         self.attempts = Attempts(slots=self.slots, outcomes=self.outcomes, grace=grace)
-        self.is_paused = False
-        """While it is set, no further sub-task is dispatched; attempts on runners go on. A `Tick` ends a pause."""
+        self.is_paused = self.is_full = False
+        """While it is paused, no further sub-task is dispatched; attempts on runners go on. While it is full, ends that follow from
+        others wait. A `Tick` after it ends both.
+        """
         for shape, number in capacity.items():
             self.slots.open(shape, number)
 
@@ -235,7 +237,7 @@ class Core:
         for batch in reached:
             self._minimum_reached(batch)
         self._end_failing()
-        if not self.is_paused and self.outcomes.end_followers():
+        if not self.is_full and self.outcomes.end_followers():
             self.attempts.alarms.set(self.outcomes.now, None)
         ended, self.outcomes.ended = self.outcomes.ended, []
         for batch in ended:

@@ -217,6 +217,22 @@ async def test_a_stop_does_not_wait_for_one_that_hangs(phases, gate):
     assert not lives(visit.pid)
 
 
+async def test_a_stop_ends_what_a_pause_keeps_from_the_runners(phases, harness, monkeypatch):
+    simulation, link, playing = phases.begin(phases.command(episodes=20, chunk=10))
+    submit = harness.engine.submit
+
+    def submit_and_stop(*batch, **more):
+        submit(*batch, **more)
+        simulation.stop(end="until")
+
+    monkeypatch.setattr(harness.engine, "submit", submit_and_stop)
+    harness.engine.pause("user", paused=True)
+    async with asyncio.timeout(30):
+        records, end = await phases.end(link, playing)
+    harness.engine.pause("user", paused=False)
+    assert (records, end.end) == ([], "until")
+
+
 async def test_until_ends_the_phase(phases):
     until = (Until(metric="steps", at_least=5.0, average_over=20),)
     records, end = await phases.play(phases.command(episodes=5000, workers=2, chunk=50, until=until))

@@ -27,6 +27,19 @@ def test_nothing_is_dispatched_while_all_is_paused():
     assert second.attempts[0].runs == (1,)
 
 
+def test_what_is_cancelled_in_a_pause_ends_and_what_cannot_be_told_waits():
+    driver = Driver(task("a", repeat=10_000), slots=1)
+    driver.core.is_paused = driver.core.is_full = True
+    driver.cancel(0.0)
+    driver.tick(0.0)
+    assert driver.records() == {}
+    driver.core.is_full = False
+    while driver.core.outcomes.has_followers:
+        driver.tick(0.0)
+    assert len(driver.records()) == 10_000
+    assert driver.of(BatchEnded)
+
+
 def test_a_held_batch_that_is_being_cancelled_is_not_released():
     driver = held(task("a", repeat=10_000))
     driver.ready(0)

@@ -127,7 +127,8 @@ class Story:
             self.world.feed(TaskChanged(self.world.now, spec.id, name, "by hand", again))
 
     def pause(self, *, paused):
-        self.world.core.is_paused = paused
+        core = self.world.core
+        core.is_paused, core.is_full = paused, paused and self.choose.random() < 0.5
         self.world.feed(Tick(self.world.now))
 
     def finish(self):
