@@ -35,10 +35,14 @@ class WireError(ValueError):
 
 
 def pack(array: NDArray[np.generic]) -> msgspec.msgpack.Ext:
-    little, header = _packing(array.dtype, array.shape)
-    if little is not array.dtype:
-        array = array.astype(little, copy=False)
+    header, array = parts(array)
     return msgspec.msgpack.Ext(ARRAY, header + array.tobytes())
+
+
+def parts(array: NDArray[np.generic]) -> tuple[bytes, NDArray[np.generic]]:
+    """What precedes the bytes of an array, and the array that has them. Raises TypeError."""
+    little, header = _packing(array.dtype, array.shape)
+    return header, array if little is array.dtype else array.astype(little, copy=False)
 
 
 @lru_cache(maxsize=256)  # one for each stream, the same step by step

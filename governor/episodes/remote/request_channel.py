@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from governor.episodes.arrays import WireError
 from governor.episodes.remote import wire
+from governor.episodes.remote.shared_arrays import Region
 from governor.message_stream import MessageStream, StreamClosed
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class RequestChannel:
         self.number = 0
         self._stop = stop
         self._stream: MessageStream | None = None
+        self._region = Region()
         self._poller = select.poll()
         self._backlogged = False
         try:
@@ -72,7 +74,7 @@ class RequestChannel:
 
     def ask(self, request: EnvironmentRequest | AgentRequest, *, deadline: float | None) -> Answer:
         """`deadline` is in seconds on the monotonic clock. Raises ChannelError."""
-        data = wire.encode(request)
+        data = self._region.encode(request)
         if self._stream is None:
             raise PeerLost(self)
         try:
@@ -103,6 +105,7 @@ class RequestChannel:
             self._poller.register(self._stop, select.POLLIN)
 
     def close(self) -> None:
+        self._region.close()
         if self._stream is not None:
             self._stream.close()
 

@@ -5,7 +5,7 @@ Rules:
 2. A step is one round trip to the agent and one to the environment: the act request carries the reward of the previous
    step, and the agent's host stores the last observation and action. `FinishFrame` carries the last transition of an episode.
 3. A fault of the other side is an answer (`FaultFrame`), never silence.
-4. Structs are arrays on the wire: a FrozenLake step is 5 bytes one way and 18 back.
+4. Structs are arrays on the wire: a FrozenLake step is 5 bytes one way and 18 back. Large arrays are beside it (`shared_arrays`).
 
 An observation or action is an int for a `Discrete` space, a text for a `Text`, for the other simple spaces an array with the dtype
 and shape of its space; a value with parts is its encoding (`spaces.encodings`), which has no keys. In the frames of a vector numbers
@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import msgspec
 import numpy as np
 
-from governor.episodes.arrays import WireError, decode_hook, encode_hook
+from governor.episodes.arrays import WireError, encode_hook
+from governor.episodes.remote.shared_arrays import decode_hook
 from governor.episodes.spaces import Discrete, is_array
 from governor.messages import EpisodeOutcome  # noqa: TC001  # msgspec reads it at run time
 

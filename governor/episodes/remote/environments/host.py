@@ -20,6 +20,7 @@ from governor.episodes.metrics import Reported
 from governor.episodes.players.assignment import has_players
 from governor.episodes.remote import wire
 from governor.episodes.remote.environments.hosted_game import HostedGame
+from governor.episodes.remote.shared_arrays import Region
 from governor.episodes.remote.thread_host import ThreadHost
 from governor.episodes.step_info import with_info
 from governor.failures import reason_of
@@ -68,6 +69,8 @@ class EnvironmentHost(ThreadHost):
         self._wanted: Any = None
         self._reported = [Reported() for _ in range(vector)]
         self._environments: list[Environment] = []
+        self._region, self._reader = Region(), b""
+        """Of answers, and whose they are."""
         self._episodes: dict[int, int] = {}
         """By slot: the episode of its last reset."""
         self._evaluation = 0
@@ -110,7 +113,10 @@ class EnvironmentHost(ThreadHost):
         try:
             if peer != self.lease:
                 return wire.encode(wire.FaultFrame(request.number, "environment", "the lease is over"))
-            return wire.encode(self._handle(request))
+            if peer != self._reader:
+                self._region.close()
+                self._region, self._reader = Region(), peer
+            return self._region.encode(self._handle(request))
         except Abandoned:
             raise
         except BaseException as error:  # noqa: BLE001  # user code: whatever it raises is this episode's fault

@@ -125,6 +125,39 @@ class DiesBuilt(Walk):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Film(Walk):
+    """Its observations are large enough for shared memory, and each is another one."""
+
+    observation_space = Box(0, 255, (100, 100, 3), np.uint8)
+
+    def reset(self, *, seed=None):
+        start, info = super().reset(seed=seed)
+        return self.picture(start), info
+
+    def step(self, action):
+        place, *others = super().step(action)
+        return self.picture(place), *others
+
+    def picture(self, place):
+        return np.random.default_rng(place).integers(0, 255, (100, 100, 3), np.uint8)
+
+
+class Watcher(Agent):
+    """What it does depends on all of an observation, and fails if what it learns from is not what it saw."""
+
+    def act(self, observation, *, explore):
+        self.seen = int(observation.sum())
+        return self.seen % 2
+
+    def act_many(self, observations, *, explore):
+        return [self.act(one, explore=explore) for one in observations]
+
+    def learn(self, transition):
+        super().learn(transition)
+        if transition.action != int(transition.observation.sum()) % 2:
+            raise ValueError("another observation")
+
+
 class Pictures(Walk):
     """The bounds of its observations are larger than what a socket takes at once."""
 
