@@ -5,8 +5,10 @@ import sys
 import time
 
 from governor.output import spool
-from governor.output.spool_reader import SpoolReader
+from governor.output.spool_reader import FREED_BYTES, SpoolReader
 
+LONG = (b"x" * 99 + b"\n") * (FREED_BYTES // 100 + 1)
+"""More than is freed at once."""
 PRELUDE = """
 import logging, os, sys, time, warnings
 from pathlib import Path
@@ -30,6 +32,19 @@ def readers_of(folder, *, lines_per_second=100_000, bytes_per_second=1 << 24):
     rates = {"lines_per_second": lines_per_second, "bytes_per_second": bytes_per_second}
     paths = sorted(path for path in folder.iterdir() if path.suffix[1:] in spool.STREAMS)
     return [SpoolReader(path, **rates) for path in paths]
+
+
+def numbers(lines):
+    return [int(line.text) for line in lines if not line.dropped]
+
+
+def read_all(reader):
+    """All lines that are there; then they count as kept."""
+    found = []
+    while lines := reader.read(time.time()):
+        found += lines
+    reader.done()
+    return found
 
 
 def lines_of(folder, code):
