@@ -5,7 +5,8 @@ Rules:
    the next request, so the other end has copied what was there.
 2. Its memory is a memfd, which the other end opens below /proc: nothing is left when processes are killed. It is sealed, so that it
    cannot shrink under whoever reads it.
-3. What does not fit is sent in the message, and the next message has a region that is large enough.
+3. What does not fit is sent in the message, and the next message has a region that is large enough. Without memory, and where others
+   may not open the descriptors of this process, all is in the messages.
 """
 
 from __future__ import annotations
@@ -63,12 +64,14 @@ class Region:
         self.close()
         size = 1 << (size - 1).bit_length()
         try:
+            if Path("/proc/self/fd").stat().st_uid != os.geteuid():  # after `setuid` in user code, for one
+                raise PermissionError("others cannot open its descriptors")
             self._descriptor = os.memfd_create("arrays", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             self._inode = os.fstat(self._descriptor).st_ino
             os.posix_fallocate(self._descriptor, 0, size)  # without memory a write to a hole were a SIGBUS
             fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _SEALS)
             self._memory = mmap.mmap(self._descriptor, size)
-        except OSError:  # no memory: arrays stay in the messages
+        except OSError:  # arrays stay in the messages
             self.close()
         self._size = size
 

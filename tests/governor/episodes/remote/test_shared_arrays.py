@@ -149,6 +149,22 @@ def test_where_there_is_no_memory_arrays_stay_in_the_messages(region, monkeypatc
         assert received(data)[0].tolist() == LARGE.tolist()
 
 
+def test_a_process_that_has_dropped_its_rights_sends_arrays_in_the_messages():
+    """Its descriptors are root's alone, below /proc."""
+    code = (
+        "import ctypes, os\n"
+        "import numpy as np\n"
+        "from governor.episodes.remote import wire\n"
+        "from governor.episodes.remote.shared_arrays import Region\n"
+        "if not os.geteuid(): os.setuid(65534)\n"
+        "ctypes.CDLL(None).prctl(4, 0)\n"  # PR_SET_DUMPABLE
+        "region = Region()\n"
+        "print(*(len(region.encode(wire.ObservedFrame(1, np.zeros(20_000)))) for _ in range(3)))\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert min(map(int, told.stdout.split())) > 160_000
+
+
 def test_a_descriptor_that_user_code_has_reused_is_not_closed(region, tmp_path):
     sent(region, LARGE)
     sent(region, LARGE)
