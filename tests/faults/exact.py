@@ -41,11 +41,10 @@ async def play(
     instance = Instance(Path(tempfile.mkdtemp(prefix="gx-", dir="/tmp")))
     disturbed = Disturbed(instance, run, FOLDERS[run["name"]])
     result = await disturbed.play(kills)
-    exact = is_exact(run)
-    found = record(Path(result.folder), exact=exact)
+    found = record(run, Path(result.folder))
     wrong = "" if result.outcome == "finished" else f"{result.outcome}: {result.reason}"
     wrong = wrong or (difference(before, found) if before is not None else "")
-    if exact:
+    if is_exact(run):
         wrong = wrong or next((phase.not_exact for phase in result.phases if phase.exact is False), "")
     if wrong:
         print(f"{instance.folder}: {wrong}", flush=True)

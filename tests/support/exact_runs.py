@@ -83,10 +83,11 @@ def is_exact(run: dict[str, Any]) -> bool:
     return "workers" not in run["phases"][0]["simulate"]
 
 
-def record(folder: Path, *, exact: bool = True) -> dict[str, Any]:
+def record(run: dict[str, Any], folder: Path) -> dict[str, Any]:
     """What is on record of a run: the steps of its phases, but for the number of the attempt, and the agent's state. Of one that is not
-    `exact` what does not depend on the order of its steps.
+    exact what does not depend on the order of its steps.
     """
+    exact = is_exact(run)
     without = ["attempt"] if exact else ["attempt", *OF_ORDER]
     found: dict[str, Any] = {
         phase: trajectories.read(folder, phase).drop_columns(without)

@@ -27,7 +27,7 @@ async def played(instance, run, kills):
     disturbed = Disturbed(instance, run, FOLDERS[run["name"]])
     result = await disturbed.play(kills)
     assert result.outcome == "finished", result.reason
-    return result, record(Path(result.folder), exact=is_exact(run)), disturbed.killed
+    return result, record(run, Path(result.folder)), disturbed.killed
 
 
 @pytest.mark.timeout(240)
