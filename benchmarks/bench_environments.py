@@ -281,8 +281,7 @@ async def steps(seconds: float) -> list[Row]:
 
 async def _rates(seconds: float, *, entry: str, vector: int) -> list[float]:
     async with stage(entry=entry, vector=vector) as made:
-        more = {"max_steps": None if "CartPole" in entry else 100, "vector": vector}
-        return [await made.rate(seconds, **more) for _ in range(ROUNDS)]
+        return [await made.rate(seconds, vector=vector) for _ in range(ROUNDS)]
 
 
 async def measure(seconds: float) -> list[Row]:
