@@ -228,17 +228,20 @@ class SpoolLines:
 
     def _add(self, part: int | None, data: bytes, offset: int, *, is_over: bool) -> None:
         one = self._open[part]
+        first, before = 0, len(one.text)
         one.text += data
         if b"\r" in data:
             one.is_redrawn = True
+            first = _last_state_start(one.text)
             one.text[:] = _last_state(one.text)
         while len(one.text) > spool.LINE_BYTES:
             self._give(one, one.text[: spool.LINE_BYTES], partial=True)
             del one.text[: spool.LINE_BYTES]
-        if len(one.text) <= len(data):  # what was before is drawn over, or given
+            first += spool.LINE_BYTES
+        if first >= before:  # what was before is drawn over, or given
             one.since = offset + self._shift
             if part is None:  # of a record a part alone cannot be read again
-                one.since += len(data) - len(one.text)
+                one.since += first - before
                 self._given = min(self._given, one.since)
         if is_over:
             del self._open[part]
@@ -317,8 +320,12 @@ def _ranges(data: bytes, base: int) -> list[_Range]:
     return found
 
 
+def _last_state_start(text: bytes | bytearray) -> int:
+    """Where the last state of a line that is redrawn begins."""
+    return text.rstrip(b"\r").rfind(b"\r") + 1
+
+
 def _last_state(text: bytes | bytearray) -> bytes:
-    """Of a line that is redrawn; a carriage return at its end stays, for what follows it draws anew."""
-    body = text.rstrip(b"\r")
-    tail = b"\r" if len(body) < len(text) else b""
-    return bytes(body[body.rfind(b"\r") + 1 :]) + tail
+    """Of a line that is redrawn; one carriage return at its end stays, for what follows it draws anew."""
+    state = bytes(text[_last_state_start(text) :])
+    return state.rstrip(b"\r") + b"\r" * state.endswith(b"\r")

@@ -191,7 +191,8 @@ def flushed(text, *, is_over):
     return spool.record(b'"part":1,' + b'"more":1,' * (not is_over), text)
 
 
-PIECES = st.tuples(st.sampled_from([b"", b"a", b"bc", b"\r", b"\rd", b"e\r", b"f\rg"]), st.booleans())
+TEXTS = [b"", b"a", b"bc", b"\r", b"\r\r", b"\rd", b"e\r", b"f\rg"]
+PIECES = st.tuples(st.sampled_from(TEXTS), st.booleans())
 
 
 @given(written=st.lists(PIECES, max_size=12), cuts=st.lists(st.integers(0, 400), max_size=6), data=st.data())
@@ -209,6 +210,14 @@ def test_who_goes_on_where_a_reader_died_loses_no_line_and_repeats_none(write, w
     second, start = parser(), died - first.held_bytes
     found += second.feed(spooled[start:], offset=start, at=5.0) + second.leave()
     assert texts(found) == expected
+
+
+def test_where_the_last_state_begins_is_known_behind_several_carriage_returns():
+    lines = parser()
+    lines.feed(b"a\rbc\r\r\r", offset=0, at=5.0)
+    assert lines.held_bytes == len(b"bc\r\r\r")
+    lines.feed(b"\r\r", offset=7, at=5.0)
+    assert lines.held_bytes == len(b"bc\r\r\r\r\r")
 
 
 def test_a_line_that_another_has_overtaken_is_not_repeated_where_a_reader_died():
