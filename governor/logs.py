@@ -132,19 +132,24 @@ def configure(
 
 
 def use_standard_logging() -> None:
-    """Events go to the standard library's logger `governor`, in a script that has not configured structlog: its own handlers and
-    levels hold for them.
+    """Events go to the standard library's logger `governor`, in a script that has not configured structlog when the first one comes:
+    its own handlers and levels hold for them.
     """
+    if _Logger.make is None:
+        _Logger.make = _by_standard_logging
+
+
+def _by_standard_logging() -> Any:
     import structlog  # noqa: PLC0415  # as above
 
-    if _Logger.make is not None or structlog.is_configured():
-        return
+    if structlog.is_configured():
+        return structlog.get_logger()
     processors: list[Processor] = [
         structlog.stdlib.filter_by_level,
         structlog.processors.format_exc_info,
         structlog.processors.KeyValueRenderer(key_order=["event"]),
     ]
-    _Logger.make = lambda: structlog.wrap_logger(
+    return structlog.wrap_logger(
         logging.getLogger("governor"), processors, structlog.stdlib.BoundLogger, dict
     )
 
@@ -275,14 +280,20 @@ def _error_ignored(ignored: sys.UnraisableHookArgs) -> None:
 
 
 def default() -> None:
-    """For a process of a user that has not set structlog up: lines from info up go to standard error."""
+    """For a process of a user that has not set structlog up when the first line comes: lines from info up go to standard error."""
+    if _Logger.make is None:
+        _Logger.make = _by_default
+
+
+def _by_default() -> Any:
     import structlog  # noqa: PLC0415  # as above
 
-    if _Logger.make is None and not structlog.is_configured():
+    if not structlog.is_configured():
         structlog.configure(
             wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
             logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", TolerantStream(sys.stderr))),
         )
+    return structlog.get_logger()
 
 
 def as_user_output() -> None:

@@ -5,7 +5,7 @@ Rules:
 2. Durations are in seconds, ``at`` is wall-clock time (seconds since the epoch) for records only.
 3. A type belongs to one union: requests of an executor, replies of the daemon, reports of a conductor, commands to a
    conductor. Frames are decoded with `decode_*` only.
-4. Commands need pydantic and are loaded on first use: clients have none.
+4. What an executor says is loaded on first use, as runners have no use for it; so are commands, which need pydantic: clients have none.
 """
 
 from importlib import import_module
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from governor.messages.base import *
 from governor.messages.conductor import *
-from governor.messages.executor import *
 from governor.messages.groups import *
 from governor.messages.output import *
 from governor.messages.results import *
@@ -21,7 +20,11 @@ from governor.messages.status import *
 
 if TYPE_CHECKING:
     from governor.messages.commands import *
+    from governor.messages.executor import *
 else:
 
     def __getattr__(name: str) -> object:
+        executor = import_module("governor.messages.executor")
+        if name in vars(executor):
+            return getattr(executor, name)
         return getattr(import_module("governor.messages.commands"), name)

@@ -7,6 +7,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+# Some are those of the state machine, which takes 60 ms to import: clients, conductors and runners have no other use for it.
 ConductorKind: TypeAlias = Literal["environment", "agent", "simulation", "task", "service"]
 RunOutcome: TypeAlias = Literal["finished", "failed", "aborted"]
 TaskOutcome: TypeAlias = Literal[
@@ -20,6 +21,7 @@ BAD_TASKS: Final = frozenset[TaskOutcome]({"failed", "timed_out", "crashed"})
 """Outcomes of tasks that are failures of their own: others follow from these, or from a decision."""
 FailureKind: TypeAlias = Literal["user", "infrastructure", "time", "model", "limit"]
 Part: TypeAlias = Literal["simulation", "tasks"]
+WorkChange: TypeAlias = Literal["cancel", "requeue"]
 FlowControl: TypeAlias = Literal[
     "CONTINUE", "PAUSE", "RESET", "RESTART", "STOP_SIMULATION", "STOP_PHASE", "SHUTDOWN"
 ]

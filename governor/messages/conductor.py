@@ -15,10 +15,10 @@ from governor.messages.base import (
     Part,
     Refused,
     TaskOutcome,
+    WorkChange,
 )
 from governor.messages.results import EpisodeRecord, TaskRecord
-from states.plan import WorkChange  # msgspec reads it at run time
-from transport.access import Secret  # likewise
+from transport.access import Secret  # msgspec reads it at run time
 
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from governor.messages.base import Done, FailureKind, Message, Refused, RunOutcome
+from governor.messages.base import Done, FailureKind, Message, Refused, RunOutcome, WorkChange
 from governor.messages.curves import Curve
 from governor.messages.groups import (
     ChangeGroup,
@@ -21,7 +21,6 @@ from governor.messages.groups import (
 from governor.messages.output import OutputPage, ReadOutput
 from governor.messages.results import RunResult
 from governor.messages.status import Explanation, RunList, StatusReport
-from states.plan import WorkChange  # msgspec reads it at run time
 
 
 class Submit(Message, frozen=True):

@@ -64,6 +64,16 @@ log.warning("run.ended", reason="red \\x1b[31m\\nand two lines")
 ENDED = "governor WARNING event='run.ended' reason='red \\x1b[31m\\nand two lines'"
 
 
+@pytest.mark.parametrize("chosen", ["default", "use_standard_logging"])
+def test_structlog_is_loaded_with_the_first_line(chosen):
+    program = (
+        f"import sys; from governor import logs; logs.{chosen}(); assert 'structlog' not in sys.modules\n"
+    )
+    program += "logs.get_logger().warning('its.event'); assert 'structlog' in sys.modules"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "its.event" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("how", "lines"),
     [

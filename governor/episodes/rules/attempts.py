@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from governor.episodes.rules.failures import Retries
     from governor.messages import EpisodeRecord
-    from states.plan import WorkChange
+    from governor.messages.base import WorkChange
 
 
 class Attempts:
