@@ -1,5 +1,5 @@
 """The broker's shell: ROUTERs on asyncio around `BrokerCore`. Clients and workers have separate sockets, so that file
-permissions decide which processes may register a service. With `private_endpoint` there is a second socket for clients:
+permissions decide which processes may register a service; without a `worker_endpoint` they share that of the clients. With `private_endpoint` there is a second socket for clients:
 services that `access` does not make public are reached through that alone.
 
 Rules:
@@ -76,10 +76,12 @@ def _to_logging(name: str, **data: Any) -> None:
 
 
 class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a broker. `client_group` may connect to the clients' ipc socket too."""
+    """Settings of a broker. `client_group` may connect to the clients' ipc socket too. Without a `worker_endpoint` workers come to that
+    of the clients.
+    """
 
     client_endpoint: str
-    worker_endpoint: str
+    worker_endpoint: str | None
     private_endpoint: str | None = None
     client_group: str | None = None
     access: Access = Access()
@@ -94,14 +96,14 @@ class Broker:
     """A Majordomo broker.
 
     `start` binds the sockets (raises BadEndpoint, CannotBind); `client_endpoint`, `worker_endpoint` and `private_endpoint` are
-    then the real ones, also where a free tcp port was asked for. `serve` runs until `stop`. `aclose` sends DISCONNECT to the workers, closes the sockets and removes
+    then the real ones (two of them are one if it is shared), also where a free tcp port was asked for. `serve` runs until `stop`. `aclose` sends DISCONNECT to the workers, closes the sockets and removes
     their files; it may be called twice, and also without a start.
     """
 
     def __init__(self, settings: BrokerSettings, *, on_event: OnEvent | None = None) -> None:
         self.settings = settings
         self.client_endpoint = settings.client_endpoint
-        self.worker_endpoint = settings.worker_endpoint
+        self.worker_endpoint = settings.worker_endpoint or settings.client_endpoint
         self.private_endpoint = settings.private_endpoint
         self._on_event = on_event or _to_logging
         self._stopping = asyncio.Event()
@@ -135,10 +137,19 @@ class Broker:
             "connections_refused": sum(each.refused for each in self._connections),
         }
 
+    @property
+    def _side_of_workers(self) -> Side:
+        """The socket to which they come."""
+        return Side.CLIENTS if self.settings.worker_endpoint is None else Side.WORKERS
+
     async def serve(self) -> None:
         """Start, run until `stop` is called, close."""
         async with self:
-            await self._stopping.wait()
+            await self.stopped()
+
+    async def stopped(self) -> None:
+        """Return when `stop` is called."""
+        await self._stopping.wait()
 
     def stop(self) -> None:
         """Let `serve` end. May be called at any time, also twice."""
@@ -168,14 +179,16 @@ class Broker:
         most = bound_of_each(files=files, sockets=len(wanted), most=limits.connections)
         self._loop = asyncio.get_running_loop()
         self._now = self._loop.time
-        self._core = BrokerCore(limits=limits, access=settings.access, now=self._now())
+        self._core = BrokerCore(
+            limits=limits, access=settings.access, shared=settings.worker_endpoint is None, now=self._now()
+        )
         self._core.report = lambda: self.counters
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 1023)
         sockets = {side: self._socket(self._context, side, most) for side in wanted}
         bound = {side: self._bind(side, sockets[side], endpoint) for side, endpoint in wanted.items()}
         self.client_endpoint = bound[Side.CLIENTS]
-        self.worker_endpoint = bound[Side.WORKERS]
+        self.worker_endpoint = bound.get(Side.WORKERS, self.client_endpoint)
         self.private_endpoint = bound.get(Side.PRIVATE)
         self._sockets = SocketLoop()
         for side, socket in sockets.items():
@@ -205,7 +218,7 @@ class Broker:
         socket.set(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
         keep_alive(socket)
         on_disconnected = None
-        if side is Side.WORKERS:
+        if side is self._side_of_workers:
             socket.set(zmq.SNDHWM, _WORKER_HIGH_WATER)
             on_disconnected = self._on_worker_disconnected
         self._connections.append(
@@ -238,11 +251,14 @@ class Broker:
         on_message = partial(self._on_message, side)
         self._peers[side] = partial(self._peer, side, last_endpoint(socket).startswith("ipc:"))
         if side is Side.WORKERS:
-            self._workers = self._drained[side] = self._sockets.add(socket, on_message=on_message)
+            drained = self._sockets.add(socket, on_message=on_message)
         else:
             on_writable = partial(self._flush, side)
             drained = self._sockets.add(socket, on_message=on_message, on_writable=on_writable)
-            self._drained[side], self._slow[side] = drained, SlowReaders(drained.send)
+            self._slow[side] = SlowReaders(drained.send)
+        self._drained[side] = drained
+        if side is self._side_of_workers:
+            self._workers = drained
 
     async def aclose(self) -> None:
         """Send DISCONNECT to the workers, close, remove the socket files."""

@@ -22,8 +22,9 @@ import msgspec
 from transport import envelope as envelopes
 from transport import frames as mdp
 from transport.access import Access, Peer
-from transport.broker_state import BrokerLimits, Counters, QueuedRequest, RegisteredWorker
-from transport.dispatch import Dispatcher, Send, Side
+from transport.broker_state import BrokerLimits, Counters, QueuedRequest, RegisteredWorker, Sender, Side
+from transport.dialects import Dialect, dialect_of
+from transport.dispatch import Dispatcher, Send
 from transport.envelope import ReplyEnvelope, ReplyStatus, RequestEnvelope
 from transport.errors import MalformedFrames
 
@@ -41,13 +42,19 @@ _DISCONNECT: Final = mdp.Disconnect().frames()
 
 
 class BrokerCore:
-    """The broker's whole state. `now` is any monotonic clock, in seconds."""
+    """The broker's whole state. `now` is any monotonic clock, in seconds. `shared`: workers come through the sockets of clients."""
 
     def __init__(
-        self, *, limits: BrokerLimits | None = None, access: Access | None = None, now: float = 0.0
+        self,
+        *,
+        limits: BrokerLimits | None = None,
+        access: Access | None = None,
+        shared: bool = False,
+        now: float = 0.0,
     ) -> None:
         self.limits = limits or BrokerLimits()
         self.access = access or Access()
+        self._shared = shared
         self.counters = Counters()
         self._dispatcher = Dispatcher(limits=self.limits, counters=self.counters)
         self._workers: dict[bytes, RegisteredWorker] = {}
@@ -78,12 +85,17 @@ class BrokerCore:
         """Take one message as the ROUTER of `side` received it, routing id first. `peer` returns who sent it."""
         out = self._dispatcher.out = []
         try:
-            if side is Side.WORKERS:
-                self._from_worker(frames, now)
+            dialect = dialect_of(frames)
+            if dialect is not None:
+                frames = dialect.read(frames)
+            if side is Side.WORKERS or (self._shared and mdp.is_of_worker(frames)):
+                self._from_worker(frames, dialect, now)
             else:
-                self._from_client(side, frames, now, peer)
+                self._from_client(side, dialect, frames, now, peer)
         except MalformedFrames:
             self.counters.malformed += 1
+            if side is Side.WORKERS or self._shared:
+                self._take_as_invalid(frames, now)
         return out
 
     def tick(self, now: float) -> list[Send]:
@@ -115,26 +127,35 @@ class BrokerCore:
 
     def probe(self) -> list[Send]:
         """Heartbeats for all workers: a connection broke, and only a send shows which one."""
-        return [(Side.WORKERS, [worker_id, *_HEARTBEAT]) for worker_id in self._workers]
+        return self._tell_all(_HEARTBEAT)
 
     def close(self) -> list[Send]:
         """DISCONNECT for all workers, so that they reconnect to the next broker."""
-        return [(Side.WORKERS, [worker_id, *_DISCONNECT]) for worker_id in self._workers]
+        return self._tell_all(_DISCONNECT)
+
+    def _tell_all(self, frames: Frames) -> list[Send]:
+        out = self._dispatcher.out = []
+        for worker in self._workers.values():
+            self._dispatcher.tell(worker.id, worker.dialect, frames)
+        return out
 
     # -- clients --------------------------------------------------------------------------------------------
 
-    def _from_client(self, side: Side, frames: Frames, now: float, peer: Callable[[], Peer]) -> None:
+    def _from_client(
+        self, side: Side, dialect: Dialect | None, frames: Frames, now: float, peer: Callable[[], Peer]
+    ) -> None:
         command = mdp.parse_client(frames, start=1)
         client = frames[0]
         if type(command) is not mdp.ClientRequest or type(client) is not bytes:
             self.counters.unexpected += 1
             return
+        sender = Sender(side, client, dialect)
         body = command.body
         name = command.service
         first = body[0]
         envelope = envelopes.read_request(first)
         if side is Side.CLIENTS and not self.access.may_ask(name):
-            self._refuse(side, client, name, envelope)
+            self._refuse(sender, name, envelope)
             return
         key = None
         if envelope is not None and type(first) is bytes:
@@ -145,17 +166,16 @@ class BrokerCore:
                     self._dispatcher.cancel(known)
                 return
             if known is not None:
-                self._dispatcher.reattach(known, side, client, envelope, now)
+                self._dispatcher.reattach(known, sender, envelope, now)
                 return
         self.counters.requests += 1
         if name.startswith(_MMI):
-            self._answer_mmi(side, client, name, body, envelope)
+            self._answer_mmi(sender, name, body, envelope)
             return
         wait = self.limits.plain_wait if envelope is None else envelope.budget_seconds
         request = QueuedRequest(
-            side=side,
-            client=client,
-            payer=(side, client),
+            sender=sender,
+            payer=sender.reader,
             service=name,
             body=body,
             envelope=envelope,
@@ -167,16 +187,16 @@ class BrokerCore:
         )
         self._dispatcher.accept(request, now)
 
-    def _refuse(self, side: Side, client: bytes, name: bytes, envelope: RequestEnvelope | None) -> None:
+    def _refuse(self, sender: Sender, name: bytes, envelope: RequestEnvelope | None) -> None:
         self.counters.not_permitted += 1
         if envelope is None or envelope.cancel:
             return
         status = int(ReplyStatus.NOT_PERMITTED)
         reply: Frames = [ReplyEnvelope(envelope.request_id, envelope.session, status).frame(), _NOT_PERMITTED]
-        self._dispatcher.out.append((side, [client, *mdp.ClientFinal(name, reply).frames()]))
+        self._dispatcher.answer(sender, mdp.ClientFinal(name, reply))
 
     def _answer_mmi(
-        self, side: Side, client: bytes, name: bytes, body: Frames, envelope: RequestEnvelope | None
+        self, sender: Sender, name: bytes, body: Frames, envelope: RequestEnvelope | None
     ) -> None:
         self.counters.mmi += 1
         code = b"501"
@@ -185,22 +205,22 @@ class BrokerCore:
             service = self._dispatcher.services.get(asked) if type(asked) is bytes else None
             code = b"200" if service is not None and service.workers else b"404"
         reply: Frames = [code]
-        if name == b"mmi.counters" and side is Side.PRIVATE:
+        if name == b"mmi.counters" and sender.side is Side.PRIVATE:
             reply = [b"200", msgspec.msgpack.encode(self.report())]
         if envelope is not None:
             reply.insert(0, ReplyEnvelope(envelope.request_id, envelope.session).frame())
-        self._dispatcher.out.append((side, [client, *mdp.ClientFinal(name, reply).frames()]))
+        self._dispatcher.answer(sender, mdp.ClientFinal(name, reply))
 
     # -- workers --------------------------------------------------------------------------------------------
 
-    def _from_worker(self, frames: Frames, now: float) -> None:
+    def _from_worker(self, frames: Frames, dialect: Dialect | None, now: float) -> None:
         command = mdp.parse_worker(frames, start=1)
         routing_id = frames[0]
         if type(routing_id) is not bytes:
             raise MalformedFrames("routing id too large")
         worker = self._workers.get(routing_id)
         if worker is None:
-            self._from_unregistered(routing_id, command, now)
+            self._from_unregistered(routing_id, command, dialect, now)
             return
         worker.last_seen = now
         if type(command) is mdp.WorkerFinal:
@@ -214,24 +234,33 @@ class BrokerCore:
             expected = type(command) is mdp.Heartbeat
         if not expected:
             self.counters.unexpected += 1
-            self._disconnect(routing_id)
+            self._disconnect(routing_id, dialect)
             self._lose(worker, now)
 
-    def _from_unregistered(self, routing_id: bytes, command: mdp.ToOrFromWorker, now: float) -> None:
+    def _take_as_invalid(self, frames: Frames, now: float) -> None:
+        """Its sender is not to be relied on, if it is a worker."""
+        worker = self._workers.get(frames[0]) if frames and type(frames[0]) is bytes else None
+        if worker is not None:
+            self._disconnect(worker.id, worker.dialect)
+            self._lose(worker, now)
+
+    def _from_unregistered(
+        self, routing_id: bytes, command: mdp.ToOrFromWorker, dialect: Dialect | None, now: float
+    ) -> None:
         if type(command) is mdp.Ready:
             self._disconnected.pop(routing_id, None)
-            self._register(routing_id, command, now)
+            self._register(routing_id, command, dialect, now)
         elif routing_id in self._disconnected:
             self.counters.after_disconnect += 1
         elif type(command) is not mdp.Disconnect:
             self.counters.unexpected += 1
-            self._disconnect(routing_id)
+            self._disconnect(routing_id, dialect)
 
-    def _register(self, routing_id: bytes, ready: mdp.Ready, now: float) -> None:
+    def _register(self, routing_id: bytes, ready: mdp.Ready, dialect: Dialect | None, now: float) -> None:
         limits = self.limits
         if not self.access.may_register(ready.service, b"" if ready.secret is None else ready.secret.value):
             self.counters.registrations_refused += 1
-            self._disconnect(routing_id)
+            self._disconnect(routing_id, dialect)
             return
         if (
             ready.service.startswith(_MMI)
@@ -240,7 +269,7 @@ class BrokerCore:
             or not self._dispatcher.takes_service(ready.service)
         ):
             self.counters.unexpected += 1
-            self._disconnect(routing_id)
+            self._disconnect(routing_id, dialect)
             return
         service = self._dispatcher.service_of_worker(ready.service, now)
         worker = RegisteredWorker(
@@ -250,16 +279,17 @@ class BrokerCore:
             extended=ready.extended,
             last_seen=now,
             last_sent=now,
+            dialect=dialect,
         )
         self._workers[routing_id] = worker
         self._credit_total += worker.credit
         self.counters.workers_registered += 1
-        self._dispatcher.out.append((Side.WORKERS, [routing_id, *_HEARTBEAT]))
+        self._dispatcher.tell(routing_id, dialect, _HEARTBEAT)
         self._dispatcher.add(worker, now)
 
-    def _disconnect(self, routing_id: bytes) -> None:
+    def _disconnect(self, routing_id: bytes, dialect: Dialect | None) -> None:
         self.counters.disconnects_sent += 1
-        self._dispatcher.out.append((Side.WORKERS, [routing_id, *_DISCONNECT]))
+        self._dispatcher.tell(routing_id, dialect, _DISCONNECT)
         self._disconnected[routing_id] = None
         if len(self._disconnected) > self.limits.disconnected:
             del self._disconnected[next(iter(self._disconnected))]
@@ -282,4 +312,4 @@ class BrokerCore:
                 self._lose(worker, now)
             elif now - worker.last_sent > interval / 2:
                 worker.last_sent = now
-                self._dispatcher.out.append((Side.WORKERS, [worker.id, *_HEARTBEAT]))
+                self._dispatcher.tell(worker.id, worker.dialect, _HEARTBEAT)

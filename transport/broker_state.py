@@ -3,7 +3,8 @@
 Rules:
 1. Everything that a peer can make grow has a limit here; any excess is refused or dropped, and counted.
 2. A request is queued at a service, in flight at a worker, or gone.
-3. The least loaded worker with spare credit is found by a heap with stale entries: an entry is valid only if its
+3. Clients take turns in a queue: who has many requests there does not keep others waiting.
+4. The least loaded worker with spare credit is found by a heap with stale entries: an entry is valid only if its
    stamp is the worker's newest.
 """
 
@@ -11,18 +12,27 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from enum import Enum
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from transport.frames import BODY_LIMIT
 
 if TYPE_CHECKING:
-    from transport.dispatch import Side
+    from transport.dialects import Dialect
     from transport.envelope import RequestEnvelope
     from transport.frames import Frames
     from transport.shares import Shares
+
+
+class Side(Enum):
+    """The ROUTER for clients, the private one for clients, or the one for workers."""
+
+    CLIENTS = "clients"
+    PRIVATE = "private"
+    WORKERS = "workers"
 
 
 class BrokerLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,11 +94,22 @@ class Counters:
     disconnects_sent: int = 0
 
 
-class QueuedRequest(msgspec.Struct, eq=False, kw_only=True):
-    """One request in the broker. Its room is charged to `payer`, the client that sent it first, also when another repeats it."""
+class Sender(NamedTuple):
+    """A client: the socket through which it came, its routing id there, and its dialect."""
 
     side: Side
     client: bytes
+    dialect: Dialect | None
+
+    @property
+    def reader(self) -> tuple[Side, bytes]:
+        return self[:2]
+
+
+class QueuedRequest(msgspec.Struct, eq=False, kw_only=True):
+    """One request in the broker. Its room is charged to `payer`, the client that sent it first, also when another repeats it."""
+
+    sender: Sender
     payer: tuple[Side, bytes]
     service: bytes
     body: Frames
@@ -120,19 +141,62 @@ class RegisteredWorker(msgspec.Struct, eq=False, kw_only=True):
     extended: bool
     last_seen: float
     last_sent: float
+    dialect: Dialect | None = None
     in_flight: dict[bytes, QueuedRequest] = msgspec.field(default_factory=dict)
     stamp: int = 0
 
 
+class FairQueue:
+    """Requests by the client that pays for them: clients take turns, and of each the oldest request is next. In constant time."""
+
+    __slots__ = ("_by_payer", "_size")
+
+    def __init__(self) -> None:
+        self._by_payer: OrderedDict[tuple[Side, bytes], OrderedDict[int, QueuedRequest]] = OrderedDict()
+        """In the order of their turns; requests by seq."""
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __contains__(self, request: QueuedRequest) -> bool:
+        own = self._by_payer.get(request.payer)
+        return own is not None and own.get(request.seq) is request
+
+    @property
+    def next(self) -> QueuedRequest:
+        """It stays in the queue. Raises StopIteration without any."""
+        return next(iter(next(iter(self._by_payer.values())).values()))
+
+    def add(self, request: QueuedRequest, *, first: bool = False) -> None:
+        """`first`: it is next."""
+        own = self._by_payer.setdefault(request.payer, OrderedDict())
+        own[request.seq] = request
+        self._size += 1
+        if first:
+            own.move_to_end(request.seq, last=False)
+            self._by_payer.move_to_end(request.payer, last=False)
+
+    def remove(self, request: QueuedRequest, *, served: bool = False) -> None:
+        """`served`: its client has had its turn. Raises KeyError if it is not here."""
+        own = self._by_payer[request.payer]
+        del own[request.seq]
+        self._size -= 1
+        if not own:
+            del self._by_payer[request.payer]
+        elif served:
+            self._by_payer.move_to_end(request.payer)
+
+
 @dataclass(slots=True)
 class Service:
-    """A name with its queue (oldest first, by seq) and its workers. `opener`: the client that asked before it had a worker."""
+    """A name with its queue and its workers. `opener`: the client that asked before it had a worker."""
 
     name: bytes
     unserved_since: float
     room: Shares
     opener: tuple[Side, bytes] | None = None
-    queue: OrderedDict[int, QueuedRequest] = field(default_factory=OrderedDict)
+    queue: FairQueue = field(default_factory=FairQueue)
     workers: dict[bytes, RegisteredWorker] = field(default_factory=dict)
     _spare: list[tuple[int, int, bytes]] = field(default_factory=list)
     _stamp: int = 0

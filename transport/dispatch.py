@@ -3,8 +3,8 @@
 Rules:
 1. An accepted request ends in one of four ways: its worker's FINAL, a failure with a status, a cancel of its client, or
    (only of plain clients, which can't read a status) dropped and counted.
-2. The oldest request goes first, to the least loaded worker.
-3. When a worker is lost, its repeatable requests return to the head of the queue, the others fail with WORKER_LOST. So do
+2. Clients take turns, each with its oldest request, which goes to the least loaded worker.
+3. When a worker is lost, its repeatable requests are next, the others fail with WORKER_LOST. So do
    requests that have lost `BrokerLimits.attempts` workers: they may be the cause. That includes all requests of the worker:
    it starts as many as it has credit for at once, without a report, so the guilty one is unknown.
 4. Room in queues, held bytes and names without a worker are shared among the clients (`shares.py`).
@@ -13,27 +13,27 @@ Rules:
 
 from __future__ import annotations
 
-from enum import Enum
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from transport import envelope as envelopes
 from transport import frames as mdp
-from transport.broker_state import BrokerLimits, Counters, QueuedRequest, RegisteredWorker, Service
+from transport.broker_state import (
+    BrokerLimits,
+    Counters,
+    QueuedRequest,
+    RegisteredWorker,
+    Sender,
+    Service,
+    Side,
+)
 from transport.envelope import ReplyEnvelope, ReplyStatus, RequestEnvelope
 from transport.shares import Shares
 
 if TYPE_CHECKING:
+    from transport.dialects import Dialect
     from transport.frames import Frames
-
-
-class Side(Enum):
-    """The ROUTER for clients, the private one for clients, or the one for workers."""
-
-    CLIENTS = "clients"
-    PRIVATE = "private"
-    WORKERS = "workers"
 
 
 Send: TypeAlias = "tuple[Side, Frames]"
@@ -86,6 +86,19 @@ class Dispatcher:
         """Return the request of this identity that is queued or in flight."""
         return self._by_key.get(key)
 
+    def tell(self, worker_id: bytes, dialect: Dialect | None, frames: Frames) -> None:
+        """Send a command to a worker, if its dialect has it."""
+        told = frames if dialect is None else dialect.for_worker(frames)
+        if told is not None:
+            self.out.append((Side.WORKERS, [worker_id, *told]))
+
+    def answer(self, sender: Sender, reply: mdp.ClientCommand) -> None:
+        """Send a reply to a client, if its dialect has it."""
+        side, client, dialect = sender
+        frames = reply.frames() if dialect is None else dialect.for_client(reply.frames())
+        if frames is not None:
+            self.out.append((side, [client, *frames]))
+
     # -- clients --------------------------------------------------------------------------------------------
 
     def accept(self, request: QueuedRequest, now: float) -> None:
@@ -125,14 +138,11 @@ class Dispatcher:
         self._remember(request)
         self._enqueue(service, request, now)
 
-    def reattach(
-        self, request: QueuedRequest, side: Side, client: bytes, envelope: RequestEnvelope, now: float
-    ) -> None:
+    def reattach(self, request: QueuedRequest, sender: Sender, envelope: RequestEnvelope, now: float) -> None:
         """The client has sent the same request again, perhaps over another connection."""
         self.counters.reattached += 1
         self._leave_stream(request)
-        request.side = side
-        request.client = client
+        request.sender = sender
         request.cancelled = False
         self._remember(request)
         if envelope.budget_ms:
@@ -154,7 +164,7 @@ class Dispatcher:
             return
         request.cancelled = True
         if worker.extended:
-            self.out.append((Side.WORKERS, [worker.id, *mdp.Cancel(request.address).frames()]))
+            self.tell(worker.id, worker.dialect, mdp.Cancel(request.address).frames())
 
     def client_gone(self, client: tuple[Side, bytes]) -> None:
         """`client` can't be reached: its streams have no reader. Plain requests run to their end."""
@@ -198,8 +208,7 @@ class Dispatcher:
                 self._fail(request, ReplyStatus.WORKER_LOST, _GIVEN_UP % request.attempts)
             else:
                 self.counters.requeued += 1
-                self._enqueue(service, request, now)
-                service.queue.move_to_end(request.seq, last=False)
+                self._enqueue(service, request, now, first=True)
         worker.in_flight.clear()
         self._serve(service, now)
         self._drop_if_idle(service)
@@ -215,7 +224,7 @@ class Dispatcher:
             self.counters.partials += 1
             self.counters.reply_bytes += sum(map(len, body))
             command = mdp.ClientPartial(request.service, self._reply_body(worker, request, body))
-            self.out.append((request.side, [request.client, *command.frames()]))
+            self.answer(request.sender, command)
         return True
 
     def final(self, worker: RegisteredWorker, address: bytes, body: Frames, now: float) -> bool:
@@ -232,7 +241,7 @@ class Dispatcher:
             self.counters.finals += 1
             self.counters.reply_bytes += sum(map(len, body))
             command = mdp.ClientFinal(request.service, self._reply_body(worker, request, body))
-            self.out.append((request.side, [request.client, *command.frames()]))
+            self.answer(request.sender, command)
         service = worker.service
         service.offer(worker)
         if service.queue:
@@ -256,30 +265,30 @@ class Dispatcher:
             if self._is_queued(request):
                 self._review(request, now)
 
-    def _enqueue(self, service: Service, request: QueuedRequest, now: float) -> None:
+    def _enqueue(self, service: Service, request: QueuedRequest, now: float, *, first: bool = False) -> None:
         request.queued_at = now
-        service.queue[request.seq] = request
+        service.queue.add(request, first=first)
         service.room.take(request.payer)
         self._waiting.take(request.payer)
         self._held.take(request.payer, request.size)
         self._schedule_review(request, min(request.deadline, now + self.limits.service_wait))
 
-    def _unqueue(self, service: Service, request: QueuedRequest) -> None:
-        del service.queue[request.seq]
+    def _unqueue(self, service: Service, request: QueuedRequest, *, served: bool = False) -> None:
+        service.queue.remove(request, served=served)
         service.room.give_back(request.payer)
         self._waiting.give_back(request.payer)
         self._held.give_back(request.payer, request.size)
 
     def _serve(self, service: Service, now: float) -> None:
         while service.queue:
-            request = next(iter(service.queue.values()))
+            request = service.queue.next
             if request.deadline <= now:
                 self._review(request, now)
                 continue
             worker = service.take()
             if worker is None:
                 return
-            self._unqueue(service, request)
+            self._unqueue(service, request, served=True)
             self._dispatch(worker, request, now)
 
     def _dispatch(self, worker: RegisteredWorker, request: QueuedRequest, now: float) -> None:
@@ -304,7 +313,7 @@ class Dispatcher:
             elif request.queued_at < now and request.envelope.budget_ms:
                 budget = envelopes.milliseconds(request.deadline - now)
                 body = [envelopes.with_budget(body[0], budget), *body[1:]]  # type: ignore[arg-type]
-        self.out.append((Side.WORKERS, [worker.id, *mdp.WorkerRequest(address, body).frames()]))
+        self.tell(worker.id, worker.dialect, mdp.WorkerRequest(address, body).frames())
 
     def _release(self, request: QueuedRequest) -> None:
         request.worker = None
@@ -339,7 +348,7 @@ class Dispatcher:
 
     def _is_queued(self, request: QueuedRequest) -> bool:
         service = self.services.get(request.service)
-        return service is not None and service.queue.get(request.seq) is request
+        return service is not None and request in service.queue
 
     def _fail(self, request: QueuedRequest, status: ReplyStatus, detail: bytes) -> None:
         self._forget(request)
@@ -348,8 +357,7 @@ class Dispatcher:
             return
         self.counters.errors_sent += 1
         envelope = ReplyEnvelope(request.envelope.request_id, request.envelope.session, int(status))
-        command = mdp.ClientFinal(request.service, [envelope.frame(), detail])
-        self.out.append((request.side, [request.client, *command.frames()]))
+        self.answer(request.sender, mdp.ClientFinal(request.service, [envelope.frame(), detail]))
 
     def _forget(self, request: QueuedRequest) -> None:
         if request.key is not None and self._by_key.get(request.key) is request:
@@ -361,10 +369,10 @@ class Dispatcher:
             return
         self._by_key[request.key] = request
         if request.envelope.stream:
-            self._streams.setdefault((request.side, request.client), {})[request.key] = request
+            self._streams.setdefault(request.sender.reader, {})[request.key] = request
 
     def _leave_stream(self, request: QueuedRequest) -> None:
-        reader = (request.side, request.client)
+        reader = request.sender.reader
         streams = self._streams.get(reader)
         if streams is not None and request.key in streams:
             del streams[request.key]

@@ -140,6 +140,11 @@ _WORKER_COMMANDS: Final[dict[bytes, type[WorkerRequest | WorkerPartial | WorkerF
 _BARE_COMMANDS: Final[dict[bytes, Heartbeat | Disconnect]] = {b"\x05": Heartbeat(), b"\x06": Disconnect()}
 
 
+def is_of_worker(frames: Frames) -> bool:
+    """Whether a message with its routing id begins as those of workers do."""
+    return len(frames) > 1 and frames[1] == WORKER
+
+
 def parse_client(frames: Frames, *, start: int = 0) -> ToOrFromClient:
     """Parse a command between client and broker.
 

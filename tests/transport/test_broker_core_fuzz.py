@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from transport import envelope as envelopes
 from transport import frames as mdp
 from transport.broker_core import BrokerCore, BrokerLimits, Side
+from transport.dialects import MAJORTOMO, MDP_01
 from transport.envelope import ReplyEnvelope, RequestEnvelope
 
 LIMITS = BrokerLimits(
@@ -23,8 +24,11 @@ LIMITS = BrokerLimits(
 )
 peers = st.sampled_from([b"a", b"b", b"c", b"d"])
 names = st.sampled_from([b"echo", b"other", b"third", b"mmi.service", b"mmi.x"])
+dialects = st.sampled_from([None, MDP_01, MAJORTOMO])
 pieces = st.one_of(
-    st.sampled_from([b"", b"MDPC02", b"MDPW02", b"echo", *(bytes([n]) for n in range(1, 8))]),
+    st.sampled_from(
+        [b"", b"MDPC02", b"MDPW02", b"MDPC01", b"MDPW01", b"echo", *(bytes([n]) for n in range(1, 8))]
+    ),
     st.binary(max_size=40),
     st.integers(0, 30).map(lambda number: RequestEnvelope(number, b"s" * 16).frame()),
     st.integers(0, 60).map(lambda number: number.to_bytes(8, "big")),
@@ -32,11 +36,14 @@ pieces = st.one_of(
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Clients and workers that mostly keep to the protocol, among noise."""
+    """Clients and workers that mostly keep to the protocol, in two dialects, among noise."""
+
+    shared = False
 
     def __init__(self):
         super().__init__()
-        self.core = BrokerCore(limits=LIMITS)
+        self.core = BrokerCore(limits=LIMITS, shared=self.shared)
+        self.side_of_workers = Side.CLIENTS if self.shared else Side.WORKERS
         self.now = 0.0
         self.number = 0
         self.asked: dict[int, bytes] = {}
@@ -47,7 +54,13 @@ class AnyOrder(RuleBasedStateMachine):
         self.at_worker: list[tuple[bytes, bytes, int]] = []
 
     def take(self, sends):
-        for side, frames in sends:
+        for side, sent in sends:
+            frames, dialect = sent, None
+            if sent[1] == b"":
+                dialect = MDP_01 if sent[2] in (MDP_01.client, MDP_01.worker) else MAJORTOMO
+                if side is not Side.WORKERS:  # none of these asks with an envelope
+                    continue
+                frames = dialect.read(sent)
             if side is Side.CLIENTS:
                 command = mdp.parse_client(frames, start=1)
                 envelope = envelopes.read_reply(command.body[0])
@@ -63,12 +76,17 @@ class AnyOrder(RuleBasedStateMachine):
                 command = mdp.parse_worker(frames, start=1)
                 if type(command) is mdp.WorkerRequest:
                     envelope = envelopes.read_request(command.body[0])
-                    self.at_worker.append((frames[0], command.address, envelope))
+                    self.at_worker.append((frames[0], command.address, envelope, dialect))
                     if envelope is not None and envelope.session == b"o" * 16:
                         tries = self.attempts[envelope.request_id] = (
                             self.attempts.get(envelope.request_id, 0) + 1
                         )
                         assert tries <= LIMITS.attempts or envelope.request_id in self.cancelled
+
+    def of_worker(self, worker, command, dialect=None):
+        frames = command.frames() if dialect is None else dialect.for_worker(command.frames())
+        if frames is not None:
+            self.feed(self.side_of_workers, worker, *frames)
 
     def feed(self, side, *frames):
         self.take(self.core.feed(side, list(frames), self.now))
@@ -111,26 +129,35 @@ class AnyOrder(RuleBasedStateMachine):
     def ask_plainly(self, client, name):
         self.feed(Side.CLIENTS, client, *mdp.ClientRequest(name, [b"plain"]).frames())
 
+    @rule(client=peers, name=names)
+    def ask_in_mdp_01(self, client, name):
+        self.feed(Side.CLIENTS, client, b"", b"MDPC01", name, b"plain")
+
     @rule(worker=peers, name=names, credit=st.integers(1, 4), extended=st.booleans())
     def ready(self, worker, name, credit, extended):
-        self.feed(Side.WORKERS, worker, *mdp.Ready(name, credit if extended else 1, extended).frames())
+        self.of_worker(worker, mdp.Ready(name, credit if extended else 1, extended))
 
-    @rule(worker=peers, command=st.sampled_from([mdp.Heartbeat(), mdp.Disconnect()]))
-    def live_or_leave(self, worker, command):
-        self.feed(Side.WORKERS, worker, *command.frames())
+    @rule(worker=peers, name=names, dialect=dialects)
+    def ready_in_a_dialect(self, worker, name, dialect):
+        self.of_worker(worker, mdp.Ready(name), dialect)
+
+    @rule(worker=peers, command=st.sampled_from([mdp.Heartbeat(), mdp.Disconnect()]), dialect=dialects)
+    def live_or_leave(self, worker, command, dialect):
+        self.of_worker(worker, command, dialect)
 
     @rule(data=st.data(), final=st.booleans())
     def reply(self, data, final):
         if not self.at_worker:
             return
-        worker, address, envelope = self.at_worker.pop(data.draw(st.integers(0, len(self.at_worker) - 1)))
+        number = data.draw(st.integers(0, len(self.at_worker) - 1))
+        worker, address, envelope, dialect = self.at_worker.pop(number)
         body = [b"reply"]
         if envelope is not None:
             body.insert(0, ReplyEnvelope(envelope.request_id, envelope.session).frame())
         command = mdp.WorkerFinal if final else mdp.WorkerPartial
-        self.feed(Side.WORKERS, worker, *command(address, body).frames())
+        self.of_worker(worker, command(address, body), dialect)
         if not final:
-            self.at_worker.append((worker, address, envelope))
+            self.at_worker.append((worker, address, envelope, dialect))
 
     @rule(side=st.sampled_from(Side), peer=peers)
     def peer_gone(self, side, peer):
@@ -181,5 +208,9 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.core.gauges == {"services": 0, "workers": 0, "queued": 0, "in_flight": 0, "held_bytes": 0}
 
 
-TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(stateful_step_count=50)
+class OnOneSocket(AnyOrder):
+    shared = True
+
+
+TestAnyOrder, TestOnOneSocket = AnyOrder.TestCase, OnOneSocket.TestCase
+TestAnyOrder.settings = TestOnOneSocket.settings = settings(stateful_step_count=50)

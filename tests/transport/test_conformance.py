@@ -7,49 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from transport.broker_core import BrokerCore, BrokerLimits, Side
+from tests.transport.wire import (
+    CLIENT_FINAL,
+    CLIENT_PARTIAL,
+    CLIENT_REQUEST,
+    DISCONNECT,
+    FINAL,
+    HEARTBEAT,
+    PARTIAL,
+    READY,
+    REQUEST,
+    C,
+    W,
+    Wire,
+)
+from transport.broker_core import Side
 
-C, W = b"MDPC02", b"MDPW02"
-READY, REQUEST, PARTIAL, FINAL, HEARTBEAT, DISCONNECT = (bytes([number]) for number in range(1, 7))
-CLIENT_REQUEST, CLIENT_PARTIAL, CLIENT_FINAL = b"\x01", b"\x02", b"\x03"
 ROOT = Path(__file__).parents[2]
-
-
-class Wire:
-    """A broker and what it has sent to each peer, without the first frame, which a ROUTER takes."""
-
-    def __init__(self, **limits):
-        self.core = BrokerCore(limits=BrokerLimits(**limits))
-        self.now = 0.0
-        self.sent = []
-
-    def note(self, sends):
-        self.sent += [(frames[0], frames[1:]) for _, frames in sends]
-
-    def client(self, peer, *frames):
-        self.note(self.core.feed(Side.CLIENTS, [peer, C, *frames], self.now))
-
-    def worker(self, peer, *frames):
-        self.note(self.core.feed(Side.WORKERS, [peer, W, *frames], self.now))
-
-    def wait(self, seconds):
-        end = self.now + seconds
-        while (due := self.core.next_deadline()) <= end:
-            self.now = due
-            self.note(self.core.tick(due))
-        self.now = end
-
-    def take(self, wanted, *, heartbeats=False):
-        """What this peer has got since the last call."""
-        found = [frames for peer, frames in self.sent if peer == wanted]
-        self.sent = [each for each in self.sent if each[0] != wanted]
-        return [frames for frames in found if heartbeats or frames != [W, HEARTBEAT]]
-
-    def address(self, worker):
-        """That of the only request which this worker has got."""
-        [[_, command, address, *_]] = self.take(worker)
-        assert command == REQUEST
-        return address
 
 
 @pytest.fixture
@@ -99,11 +73,10 @@ def test_after_the_final_nothing_further_is_sent_to_the_client(wire, command):
 )
 def test_a_reply_without_the_empty_frame_or_a_body_is_invalid_and_dropped(wire, frames):
     wire.client(b"c", CLIENT_REQUEST, b"echo", b"one")
-    address = wire.address(b"w")
+    wire.take(b"w")
     wire.worker(b"w", FINAL, *frames)
     assert wire.take(b"c") == []
-    wire.worker(b"w", FINAL, address, b"", b"end")
-    assert wire.take(b"c") == [[C, CLIENT_FINAL, b"echo", b"end"]]
+    assert wire.take(b"w") == [[W, DISCONNECT]]
 
 
 def test_a_request_waits_for_its_service_and_goes_to_the_first_worker():
@@ -215,6 +188,20 @@ def test_a_valid_command_that_is_not_expected_is_answered_by_disconnect_and_then
     assert wire.take(b"w", heartbeats=True) == []
 
 
+def test_a_clients_requests_wait_for_those_of_others_in_turns(wire):
+    for number in range(100):
+        wire.client(b"greedy", CLIENT_REQUEST, b"echo", b"%d" % number)
+    wire.client(b"second", CLIENT_REQUEST, b"echo", b"of the second")
+    wire.client(b"third", CLIENT_REQUEST, b"echo", b"of the third")
+    served = []
+    while got := wire.take(b"w"):
+        [[_, _, address, _, body]] = got
+        served.append(body)
+        wire.worker(b"w", FINAL, address, b"", b"end")
+    assert served[:5] == [b"0", b"1", b"of the second", b"of the third", b"2"]
+    assert served[5:] == [b"%d" % number for number in range(3, 100)]
+
+
 @pytest.mark.parametrize(
     "frames",
     [
@@ -230,6 +217,21 @@ def test_an_invalid_message_is_dropped(frames):
     wire = Wire()
     wire.note(wire.core.feed(Side.WORKERS, [b"w", *frames], 0.0))
     assert (wire.sent, wire.core.gauges["workers"], wire.core.counters.malformed) == ([], 0, 1)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [[b"MDPW03", HEARTBEAT], [W, b"\x09"], [W], [W, HEARTBEAT, b"more"], [C, b"\x01", b"echo", b"x"]],
+)
+def test_an_invalid_message_of_a_registered_worker_makes_it_invalid(wire, frames):
+    wire.client(b"c", CLIENT_REQUEST, b"echo", b"one")
+    wire.take(b"w")
+    wire.note(wire.core.feed(Side.WORKERS, [b"w", *frames], 0.0))
+    assert wire.take(b"w", heartbeats=True) == [[W, DISCONNECT]]
+    wire.worker(b"v", READY, b"echo")
+    assert len(wire.take(b"v")) == 1, "its request goes to another one"
+    wire.wait(9)
+    assert wire.take(b"w", heartbeats=True) == []
 
 
 # -- heartbeats ---------------------------------------------------------------------------------------------
