@@ -51,6 +51,7 @@ VERBS: Final = {
     "drain": "control:drain",
     "undrain": "control:undrain",
     "shutdown": "control:shutdown",
+    "broker": "broker:command",
 }
 """Each verb and where its command is, in the order of a new user's first steps."""
 
