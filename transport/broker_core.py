@@ -23,7 +23,7 @@ from transport import envelope as envelopes
 from transport import frames as mdp
 from transport.access import Access, Peer
 from transport.broker_state import BrokerLimits, Counters, QueuedRequest, RegisteredWorker, Sender, Side
-from transport.dialects import Dialect, dialect_of
+from transport.dialects import EMPTY, Dialect, dialect_of
 from transport.dispatch import Dispatcher, Send
 from transport.envelope import ReplyEnvelope, ReplyStatus, RequestEnvelope
 from transport.errors import MalformedFrames
@@ -85,8 +85,9 @@ class BrokerCore:
         """Take one message as the ROUTER of `side` received it, routing id first. `peer` returns who sent it."""
         out = self._dispatcher.out = []
         try:
-            dialect = dialect_of(frames)
-            if dialect is not None:
+            dialect = None
+            if len(frames) > 1 and frames[1] == EMPTY:
+                dialect = dialect_of(frames)
                 frames = dialect.read(frames)
             if side is Side.WORKERS or (self._shared and mdp.is_of_worker(frames)):
                 self._from_worker(frames, dialect, now)
@@ -175,7 +176,7 @@ class BrokerCore:
         wait = self.limits.plain_wait if envelope is None else envelope.budget_seconds
         request = QueuedRequest(
             sender=sender,
-            payer=sender.reader,
+            payer=(side, client),
             service=name,
             body=body,
             envelope=envelope,

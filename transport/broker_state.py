@@ -14,7 +14,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -94,7 +94,7 @@ class Counters:
     disconnects_sent: int = 0
 
 
-class Sender(NamedTuple):
+class Sender(msgspec.Struct, gc=False):
     """A client: the socket through which it came, its routing id there, and its dialect."""
 
     side: Side
@@ -103,7 +103,7 @@ class Sender(NamedTuple):
 
     @property
     def reader(self) -> tuple[Side, bytes]:
-        return self[:2]
+        return self.side, self.client
 
 
 class QueuedRequest(msgspec.Struct, eq=False, kw_only=True):

@@ -19,7 +19,8 @@ from transport.frames import CLIENT, WORKER
 if TYPE_CHECKING:
     from transport.frames import Frame, Frames
 
-_EMPTY: Final = b""
+EMPTY: Final = b""
+"""The first frame of a message in a dialect."""
 _REQUEST: Final = b"\x01"
 _NUMBERS: Final = [bytes([number]) for number in range(8)]
 
@@ -57,14 +58,14 @@ class Dialect(msgspec.Struct, frozen=True, eq=False):
     def for_worker(self, frames: Frames) -> Frames | None:
         """A command for a worker, which begins with its header; None if the dialect has none for it."""
         number = self.to_worker.get(frames[1])  # type: ignore[arg-type]  # ours are bytes
-        return None if number is None else [_EMPTY, self.worker, number, *frames[2:]]
+        return None if number is None else [EMPTY, self.worker, number, *frames[2:]]
 
     def for_client(self, frames: Frames) -> Frames | None:
         """A reply to a client, which begins with its header; None if the dialect has none for it."""
         begun = self.to_client.get(frames[1])  # type: ignore[arg-type]  # as above
         if begun is None:
             return None
-        return [_EMPTY, self.client, *begun, *frames[2 if self.has_service else 3 :]]
+        return [EMPTY, self.client, *begun, *frames[2 if self.has_service else 3 :]]
 
 
 def _numbered(*numbers: int) -> dict[bytes, bytes]:
@@ -99,15 +100,9 @@ MAJORTOMO: Final = Dialect(
 _BY_HEADER: Final = {header: each for each in (MDP_01, MAJORTOMO) for header in (each.client, each.worker)}
 
 
-def dialect_of(frames: Frames) -> Dialect | None:
-    """Of a message with its routing id; None for MDP/0.2 as RFC 18 has it, and for what is no message of ours.
-
-    Raises:
-        MalformedFrames: an empty frame, and no header of a dialect behind it.
-    """
-    if len(frames) < 2 or frames[1] != _EMPTY:
-        return None
-    header: Frame = frames[2] if len(frames) > 3 else _EMPTY
+def dialect_of(frames: Frames) -> Dialect:
+    """Of a message with its routing id whose first frame is empty. Raises MalformedFrames without a header of a dialect behind it."""
+    header: Frame = frames[2] if len(frames) > 3 else EMPTY  # a command has one frame more
     found = _BY_HEADER.get(header) if type(header) is bytes else None
     if found is None:
         raise MalformedFrames("no header behind an empty frame")

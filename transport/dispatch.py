@@ -94,10 +94,10 @@ class Dispatcher:
 
     def answer(self, sender: Sender, reply: mdp.ClientCommand) -> None:
         """Send a reply to a client, if its dialect has it."""
-        side, client, dialect = sender
-        frames = reply.frames() if dialect is None else dialect.for_client(reply.frames())
-        if frames is not None:
-            self.out.append((side, [client, *frames]))
+        frames = reply.frames()
+        told = frames if sender.dialect is None else sender.dialect.for_client(frames)
+        if told is not None:
+            self.out.append((sender.side, [sender.client, *told]))
 
     # -- clients --------------------------------------------------------------------------------------------
 
