@@ -107,3 +107,8 @@ def dialect_of(frames: Frames) -> Dialect:
     if found is None:
         raise MalformedFrames("no header behind an empty frame")
     return found
+
+
+def is_partial(frames: Frames) -> bool:
+    """Whether a message to a client, with its routing id, is a PARTIAL."""
+    return frames[1:3] == [CLIENT, _NUMBERS[2]] or frames[1:4] == [EMPTY, CLIENT, _NUMBERS[3]]

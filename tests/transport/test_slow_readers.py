@@ -99,6 +99,92 @@ def test_an_answer_of_the_greatest_size_fits_beside_one_reader_with_the_greatest
     assert slow.dropped == 1, "the second answer of a client that is busy for a moment fits too"
 
 
+def partial(client, number, size=0):
+    return [client, b"MDPC02", b"\x02", b"echo", b"%d" % number + b"x" * size]
+
+
+def final(client, number, size=0):
+    return [client, b"MDPC02", b"\x03", b"echo", b"%d" % number + b"x" * size]
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Room for 100 messages and 10,000 bytes; nobody reads."""
+    monkeypatch.setattr(slow_readers, "PENDING_MESSAGES", 100)
+    monkeypatch.setattr(slow_readers, "PENDING_BYTES", 10_000)
+    socket = Socket()
+    socket.answers = dict.fromkeys((b"a", b"b", b"c", b"d"), Sent.FULL)
+    slow = SlowReaders(socket.send)
+
+    def read():
+        socket.answers.clear()
+        assert slow.flush() == []
+        assert len(slow) == 0
+        return socket.sent
+
+    return slow, read
+
+
+@pytest.mark.parametrize("front", [[b"MDPC02", b"\x02", b"echo"], [b"", b"MDPC02", b"\x03"]])
+def test_of_parts_for_which_there_is_no_room_the_newest_are_kept(small, front):
+    slow, read = small
+    for number in range(1_000):
+        slow.send(b"a", [b"a", *front, b"%d" % number])
+    assert (len(slow), slow.dropped) == (51, 949)
+    slow.send(b"a", final(b"a", 1_000))
+    assert [int(frames[-1]) for frames in read()] == [*range(950, 1_001)], "in order, the final last"
+
+
+def test_a_part_takes_the_place_of_no_final(small):
+    slow, read = small
+    for number in range(60):
+        slow.send(b"a", final(b"a", number))
+    slow.send(b"a", partial(b"a", 60))
+    assert (len(slow), slow.dropped) == (51, 10)
+    assert [int(frames[-1]) for frames in read()] == [*range(51)]
+
+
+@pytest.mark.parametrize("kind", [partial, final])
+def test_a_final_is_dropped_for_no_backlog_of_others(small, kind):
+    slow, read = small
+    for number in range(9):
+        for client in (b"a", b"b", b"c"):
+            slow.send(client, kind(client, number, 400))
+    mine = final(b"d", 0, 6_000)
+    slow.send(b"d", mine)
+    assert slow.dropped
+    sent = read()
+    assert mine in sent
+    assert sum(len(frame) for frames in sent for frame in frames) <= 10_000
+    for client in (b"a", b"b", b"c"):
+        numbers = [int(frames[-1].strip(b"x")) for frames in sent if frames[0] == client]
+        assert len(numbers) >= 1, "nobody loses all"
+        assert numbers == sorted(numbers)
+
+
+def test_others_lose_parts_before_finals(small):
+    slow, read = small
+    for number in range(4):
+        slow.send(b"a", (final if number == 0 else partial)(b"a", number, 1_000))
+    slow.send(b"d", final(b"d", 0, 7_000))
+    kept = [(frames[0], int(frames[-1].strip(b"x"))) for frames in read()]
+    assert (b"a", 0) in kept
+    assert (b"d", 0) in kept
+    assert (b"a", 3) in kept
+    assert (b"a", 1) not in kept
+
+
+def test_a_final_too_many_is_dropped_for_ones_own_backlog(small):
+    slow, read = small
+    for number in range(20):
+        slow.send(b"a", final(b"a", number, 1_000))
+    slow.send(b"b", partial(b"b", 0, 1_000))
+    slow.send(b"a", final(b"a", 20, 1_000))
+    sent = read()
+    assert [int(frames[-1].strip(b"x")) for frames in sent if frames[0] == b"a"] == [*range(5)]
+    assert partial(b"b", 0, 1_000) in sent
+
+
 async def test_a_large_answer_to_a_client_that_is_busy_for_a_moment_arrives(world):
     asked, body = asyncio.Event(), b"x" * BODY_LIMIT
 
