@@ -5,8 +5,8 @@ Rules:
 2. No frames and no order of commands make it raise. Malformed: dropped and counted. Valid but unexpected from a
    worker: DISCONNECT, and nothing further to that peer until it sends READY in a new conversation.
 3. A request with an envelope ends in the worker's FINAL, or in one FINAL of the broker with an error status.
-4. A request that is queued or in flight and comes again, with the same (session, request id), is not started again: its
-   replies go to the client that sent it last.
+4. A request that comes again, with the same (session, request id), is not started again: while it is queued or in flight its
+   replies go to the client that sent it last; after its FINAL that is sent once more, as long as it is kept.
 5. The address in a worker's request is the broker's own number for the request, never a routing id: a reply finds its
    request also when one client has many in flight, and no worker can answer a request that it was not given. Who sent the
    request is part of it for the services that are told: a client has no frame that becomes a part of it.
@@ -77,6 +77,7 @@ class BrokerCore:
             "queued": dispatcher.queued,
             "in_flight": dispatcher.in_flight,
             "held_bytes": dispatcher.held_bytes,
+            "kept_finals": len(dispatcher.kept),
         }
 
     # -- input ----------------------------------------------------------------------------------------------
@@ -158,16 +159,21 @@ class BrokerCore:
         if side is Side.CLIENTS and not self.access.may_ask(name):
             self._refuse(sender, name, envelope)
             return
-        key = None
+        key = b""
         if envelope is not None and type(first) is bytes:
             key = envelopes.identity(first) + name
-            known = self._dispatcher.known(key)
+            known = self._dispatcher.known.by_key.get(key)
             if envelope.cancel:
                 if known is not None:
                     self._dispatcher.cancel(known)
                 return
             if known is not None:
                 self._dispatcher.reattach(known, sender, envelope, now)
+                return
+            kept = self._dispatcher.kept.get(key)
+            if kept is not None:
+                self.counters.replayed += 1
+                self._dispatcher.answer(sender, kept)
                 return
         self.counters.requests += 1
         if name.startswith(_MMI):

@@ -15,13 +15,15 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from transport import envelope as envelopes
 from transport import frames as mdp
 from transport.broker_state import (
     BrokerLimits,
     Counters,
+    KeptFinals,
+    KnownRequests,
     QueuedRequest,
     RegisteredWorker,
     Sender,
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from transport.frames import Frames
 
 
+R = TypeVar("R", mdp.ClientPartial, mdp.ClientFinal)
 Send: TypeAlias = "tuple[Side, Frames]"
 
 _NOBODY: Final = b"no worker is registered for this service"
@@ -59,11 +62,11 @@ class Dispatcher:
         self.out: list[Send] = []
         self.services: dict[bytes, Service] = {}
         self.in_flight = 0
+        self.known = KnownRequests()
+        self.kept = KeptFinals(most=limits.finals, most_bytes=limits.finals_bytes)
         self._waiting = Shares(limits.queue_total)
         self._held = Shares(limits.held_bytes)
         self._unserved = Shares(limits.services)
-        self._by_key: dict[bytes, QueuedRequest] = {}
-        self._streams: dict[tuple[Side, bytes], dict[bytes, QueuedRequest]] = {}
         self._expiries: list[tuple[float, int, QueuedRequest]] = []
         self._seq = 0
 
@@ -81,10 +84,6 @@ class Dispatcher:
     def next_expiry(self) -> float:
         """When `expire` is due at the latest."""
         return self._expiries[0][0] if self._expiries else inf
-
-    def known(self, key: bytes) -> QueuedRequest | None:
-        """Return the request of this identity that is queued or in flight."""
-        return self._by_key.get(key)
 
     def tell(self, worker_id: bytes, dialect: Dialect | None, frames: Frames) -> None:
         """Send a command to a worker, if its dialect has it."""
@@ -126,7 +125,7 @@ class Dispatcher:
         if room and not service.queue:
             worker = service.take()
             if worker is not None:
-                self._remember(request)
+                self.known.add(request)
                 self._dispatch(worker, request, now)
                 return
         if not (room and service.room.fits(request.payer) and self._waiting.fits(request.payer)):
@@ -135,16 +134,16 @@ class Dispatcher:
             )
             self._drop_if_idle(service)
             return
-        self._remember(request)
+        self.known.add(request)
         self._enqueue(service, request, now)
 
     def reattach(self, request: QueuedRequest, sender: Sender, envelope: RequestEnvelope, now: float) -> None:
         """The client has sent the same request again, perhaps over another connection."""
         self.counters.reattached += 1
-        self._leave_stream(request)
+        self.known.leave_stream(request)
         request.sender = sender
         request.cancelled = False
-        self._remember(request)
+        self.known.add(request)
         if envelope.budget_ms:
             request.deadline = now + envelope.budget_ms / 1000
             if self._is_queued(request):
@@ -159,7 +158,7 @@ class Dispatcher:
         if worker is None:
             service = self.services[request.service]
             self._unqueue(service, request)
-            self._forget(request)
+            self.known.remove(request)
             self._drop_if_idle(service)
             return
         request.cancelled = True
@@ -168,7 +167,7 @@ class Dispatcher:
 
     def client_gone(self, client: tuple[Side, bytes]) -> None:
         """`client` can't be reached: its streams have no reader. Plain requests run to their end."""
-        for request in self._streams.pop(client, {}).values():
+        for request in self.known.streams.pop(client, {}).values():
             self.cancel(request)
 
     # -- workers --------------------------------------------------------------------------------------------
@@ -200,7 +199,7 @@ class Dispatcher:
         for request in sorted(worker.in_flight.values(), key=lambda held: held.seq, reverse=True):
             self._release(request)
             if request.cancelled:
-                self._forget(request)
+                self.known.remove(request)
             elif not request.repeatable:
                 self._fail(request, ReplyStatus.WORKER_LOST, _LOST)
             elif request.attempts >= self.limits.attempts:
@@ -222,9 +221,7 @@ class Dispatcher:
             self.counters.late_replies += 1
         else:
             self.counters.partials += 1
-            self.counters.reply_bytes += sum(map(len, body))
-            command = mdp.ClientPartial(request.service, self._reply_body(worker, request, body))
-            self.answer(request.sender, command)
+            self._pass_on(worker, request, mdp.ClientPartial, body)
         return True
 
     def final(self, worker: RegisteredWorker, address: bytes, body: Frames, now: float) -> bool:
@@ -234,27 +231,33 @@ class Dispatcher:
             return False
         self.in_flight -= 1
         self._release(request)
-        self._forget(request)
+        self.known.remove(request)
         if request.cancelled:
             self.counters.late_replies += 1
         else:
             self.counters.finals += 1
-            self.counters.reply_bytes += sum(map(len, body))
-            command = mdp.ClientFinal(request.service, self._reply_body(worker, request, body))
-            self.answer(request.sender, command)
+            reply, size = self._pass_on(worker, request, mdp.ClientFinal, body)
+            if request.envelope is not None and not request.envelope.stream:
+                self.kept.keep(request.key, reply, size)
         service = worker.service
         service.offer(worker)
         if service.queue:
             self._serve(service, now)
         return True
 
-    @staticmethod
-    def _reply_body(worker: RegisteredWorker, request: QueuedRequest, body: Frames) -> Frames:
-        if worker.extended or request.envelope is None:
-            return body
-        # A strict worker does not know envelopes: its parts are in order, but not numbered (sequence 0).
-        envelope = ReplyEnvelope(request.envelope.request_id, request.envelope.session, sequence=0)
-        return [envelope.frame(), *body]
+    def _pass_on(
+        self, worker: RegisteredWorker, request: QueuedRequest, kind: type[R], body: Frames
+    ) -> tuple[R, int]:
+        """Returns the reply, and its size."""
+        size = sum(map(len, body))
+        self.counters.reply_bytes += size
+        if not worker.extended and request.envelope is not None:
+            # A strict worker does not know envelopes: its parts are in order, but not numbered (sequence 0).
+            envelope = ReplyEnvelope(request.envelope.request_id, request.envelope.session, sequence=0)
+            body = [envelope.frame(), *body]
+        reply = kind(request.service, body)
+        self.answer(request.sender, reply)
+        return reply, size
 
     # -- queue ----------------------------------------------------------------------------------------------
 
@@ -351,33 +354,13 @@ class Dispatcher:
         return service is not None and request in service.queue
 
     def _fail(self, request: QueuedRequest, status: ReplyStatus, detail: bytes) -> None:
-        self._forget(request)
+        self.known.remove(request)
         if request.envelope is None:
             self.counters.dropped_plain += 1
             return
         self.counters.errors_sent += 1
         envelope = ReplyEnvelope(request.envelope.request_id, request.envelope.session, int(status))
         self.answer(request.sender, mdp.ClientFinal(request.service, [envelope.frame(), detail]))
-
-    def _forget(self, request: QueuedRequest) -> None:
-        if request.key is not None and self._by_key.get(request.key) is request:
-            del self._by_key[request.key]
-            self._leave_stream(request)
-
-    def _remember(self, request: QueuedRequest) -> None:
-        if request.key is None or request.envelope is None:
-            return
-        self._by_key[request.key] = request
-        if request.envelope.stream:
-            self._streams.setdefault(request.sender.reader, {})[request.key] = request
-
-    def _leave_stream(self, request: QueuedRequest) -> None:
-        reader = request.sender.reader
-        streams = self._streams.get(reader)
-        if streams is not None and request.key in streams:
-            del streams[request.key]
-            if not streams:
-                del self._streams[reader]
 
     # -- services -------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ Declared extensions, sent only to peers that announce them:
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 
 import msgspec
@@ -241,8 +242,13 @@ def service_name(name: str) -> bytes:
     return _service(name.encode(errors="surrogatepass"))
 
 
+@lru_cache(maxsize=1024)
+def _is_service(name: bytes) -> bool:
+    return 0 < len(name) <= SERVICE_BYTES_LIMIT and name.isascii() and name.decode().isprintable()
+
+
 def _service(frame: Frame) -> bytes:
     name = _small(frame)
-    if not 0 < len(name) <= SERVICE_BYTES_LIMIT or not name.isascii() or not name.decode().isprintable():
+    if not _is_service(name):
         raise MalformedFrames(f"a service name has 1 to {SERVICE_BYTES_LIMIT} printable ASCII characters")
     return name

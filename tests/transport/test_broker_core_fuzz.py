@@ -21,6 +21,8 @@ LIMITS = BrokerLimits(
     held_bytes=3000,
     body_bytes=500,
     disconnected=4,
+    finals=4,
+    finals_bytes=200,
 )
 peers = st.sampled_from([b"a", b"b", b"c", b"d"])
 names = st.sampled_from([b"echo", b"other", b"third", b"mmi.service", b"mmi.x"])
@@ -182,7 +184,12 @@ class AnyOrder(RuleBasedStateMachine):
         assert 0 <= gauges["held_bytes"] <= LIMITS.held_bytes
         assert len(self.core._disconnected) <= LIMITS.disconnected
         dispatcher = self.core._dispatcher
-        assert len(dispatcher._by_key) <= gauges["queued"] + gauges["in_flight"]
+        kept = dispatcher.kept
+        assert gauges["kept_finals"] <= LIMITS.finals
+        for generation in (kept._newer, kept._older):
+            assert sum(len(b"".join(final.body)) for final in generation.values()) <= LIMITS.finals_bytes / 2
+        assert not (kept._newer.keys() | kept._older.keys()) & dispatcher.known.by_key.keys()
+        assert len(dispatcher.known.by_key) <= gauges["queued"] + gauges["in_flight"]
         assert gauges["queued"] == sum(len(service.queue) for service in dispatcher.services.values())
         assert gauges["in_flight"] == sum(len(worker.in_flight) for worker in self.core._workers.values())
         opened = [service for service in dispatcher.services.values() if service.opener is not None]
@@ -193,8 +200,8 @@ class AnyOrder(RuleBasedStateMachine):
         for room in (dispatcher._waiting, dispatcher._held, dispatcher._unserved):
             assert room.taken == sum(room._by_peer.values())
             assert all(amount > 0 for amount in room._by_peer.values())
-        streams = [key for of_client in dispatcher._streams.values() for key in of_client]
-        assert set(streams) <= dispatcher._by_key.keys()
+        streams = [key for of_client in dispatcher.known.streams.values() for key in of_client]
+        assert set(streams) <= dispatcher.known.by_key.keys()
         assert len(streams) == len(set(streams))
         assert len(dispatcher._expiries) <= 4 * LIMITS.queue_total + 4 * LIMITS.credit_total + 64
 
@@ -204,8 +211,10 @@ class AnyOrder(RuleBasedStateMachine):
             self.take(self.core.tick(self.now))
         assert self.open <= self.cancelled, "never answered"
         assert not self.core._dispatcher._held._by_peer
-        assert not self.core._dispatcher._streams
-        assert self.core.gauges == {"services": 0, "workers": 0, "queued": 0, "in_flight": 0, "held_bytes": 0}
+        assert not self.core._dispatcher.known.streams
+        kept = {"kept_finals": len(self.core._dispatcher.kept)}
+        none = dict.fromkeys(("services", "workers", "queued", "in_flight", "held_bytes"), 0)
+        assert self.core.gauges == none | kept
 
 
 class OnOneSocket(AnyOrder):

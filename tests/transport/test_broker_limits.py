@@ -75,6 +75,75 @@ def test_the_same_request_again_is_not_started_twice_and_answers_where_it_was_as
     assert other.body[0] != first.body[0]
 
 
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_a_request_that_comes_again_after_its_final_gets_that_and_is_not_started_again(idempotent):
+    stage = Stage()
+    stage.ready(b"w", credit=2)
+    stage.ask(b"old", 1, idempotent=idempotent)
+    address, _, _ = stage.request_at(b"w")
+    stage.answer(b"w", address, 1)
+    [first] = stage.answers(b"old")
+    for again in (b"new", b"newer"):
+        stage.ask(again, 1, idempotent=idempotent)
+        assert stage.answers(again) == [first]
+    assert stage.take(b"w") == []
+    assert stage.core.counters.replayed == 2
+    stage.ask(b"new", 1, cancel=True)
+    assert stage.take(b"w") == []
+    stage.ask(b"new", 1, session=b"t" * 16)
+    assert stage.request_at(b"w")[1] == 1, "another session's request 1 is another request"
+
+
+def test_kept_finals_are_bounded_and_the_newest_are_there():
+    stage = Stage(finals=20, finals_bytes=10_000)
+    stage.ready(b"w")
+    for number in range(1, 101):
+        stage.ask(b"c", number)
+        address, _, _ = stage.request_at(b"w")
+        stage.answer(b"w", address, number)
+    assert 10 <= stage.core.gauges["kept_finals"] <= 20
+    stage.take(b"c")
+    for number in (100, 95, 91):
+        stage.ask(b"c", number)
+    assert len(stage.answers(b"c")) == 3
+    assert stage.core.counters.replayed == 3
+    stage.ask(b"c", 1)
+    assert stage.request_at(b"w")[1] == 1, "its answer is kept no more: it is started again"
+
+
+def test_an_answer_without_room_is_not_kept_and_takes_none_of_others():
+    stage = Stage(finals_bytes=2_000)
+    stage.ready(b"w")
+    for number, size in ((1, 1), (2, 1_200)):
+        stage.ask(b"c", number)
+        address, _, _ = stage.request_at(b"w")
+        stage.answer(b"w", address, number, body=b"x" * size)
+    assert stage.core.gauges["kept_finals"] == 1
+    stage.ask(b"c", 1)
+    assert stage.core.counters.replayed == 1
+
+
+def test_a_stream_that_comes_again_after_its_end_is_started_again():
+    """Its parts are not kept."""
+    stage = Stage()
+    stage.ready(b"w")
+    for _ in range(2):
+        stage.ask(b"c", 1, stream=True)
+        address, _, _ = stage.request_at(b"w")
+        stage.answer(b"w", address, 1)
+    assert (stage.core.counters.replayed, stage.core.gauges["kept_finals"]) == (0, 0)
+
+
+def test_an_error_of_the_broker_is_not_kept():
+    stage = Stage(service_wait=10.0)
+    stage.ask(b"c", 1)
+    stage.pass_time(11)
+    assert len(stage.answers(b"c")) == 1
+    stage.ready(b"w")
+    stage.ask(b"c", 1)
+    assert stage.request_at(b"w")[1] == 1
+
+
 def test_a_cancelled_request_is_removed_from_the_queue_or_sent_to_its_worker():
     stage = Stage()
     stage.ready(b"w")
