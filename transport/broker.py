@@ -1,10 +1,11 @@
 """The broker's shell: ROUTERs on asyncio around `BrokerCore`. Clients and workers have separate sockets, so that file
-permissions decide which processes may register a service; without a `worker_endpoint` they share that of the clients. With `private_endpoint` there is a second socket for clients:
-services that `access` does not make public are reached through that alone.
+permissions decide which processes may register a service; without a `worker_endpoint` they share that of the clients. With
+`private_endpoint` there is a second socket for clients: services that `access` does not make public are reached through
+that alone.
 
 Rules:
 1. ROUTER_MANDATORY is on, so a failed delivery is known. To a worker: the worker is lost, as soon as all that it has sent
-   has been read, because its last replies may be there. To a client that is gone: the message is dropped and counted, its
+   has been read, because its last replies may be there (on a socket that is never empty, after a heartbeat's time). To a client that is gone: the message is dropped and counted, its
    streams are cancelled. To a slow client: the message is queued (`slow_readers.py`).
 2. ipc sockets are 0600 in a 0700 folder; tcp is bound to loopback only. Only the public socket can be opened to a group.
 3. When a connection of a worker breaks, the broker probes all workers: a dead one is known in milliseconds, not after its
@@ -96,8 +97,9 @@ class Broker:
     """A Majordomo broker.
 
     `start` binds the sockets (raises BadEndpoint, CannotBind); `client_endpoint`, `worker_endpoint` and `private_endpoint` are
-    then the real ones (two of them are one if it is shared), also where a free tcp port was asked for. `serve` runs until `stop`. `aclose` sends DISCONNECT to the workers, closes the sockets and removes
-    their files; it may be called twice, and also without a start.
+    then the real ones (two of them are one if it is shared), also where a free tcp port was asked for. `serve` runs until
+    `stop`. `aclose` sends DISCONNECT to the workers, closes the sockets and removes their files; it may be called twice, and
+    also without a start.
     """
 
     def __init__(self, settings: BrokerSettings, *, on_event: OnEvent | None = None) -> None:
@@ -119,6 +121,7 @@ class Broker:
         self._probe_timer: asyncio.TimerHandle | None = None
         self._undelivered: list[Frames] = []
         """Messages to workers that are gone, while there may be messages from them to read."""
+        self._undelivered_since = 0.0
         self._refusals = (0, 0)
         self._refusals_logged = 0.0
         self._pauses: dict[Side, bool] = {}
@@ -335,6 +338,7 @@ class Broker:
                     sends += self._core.undelivered(side, frames, self._now())
                     continue
                 if not self._undelivered:
+                    self._undelivered_since = self._now()
                     self._loop.call_soon(self._lose_workers)
                 self._undelivered.append(frames)
 
@@ -342,7 +346,8 @@ class Broker:
         """Report the failed deliveries to workers, once there is nothing more to read from workers."""
         if self._context is None:
             return
-        if self._workers.readable:
+        patience = self.settings.limits.heartbeat  # clients who share the socket may never leave it empty
+        if self._workers.readable and self._now() < self._undelivered_since + patience:
             self._loop.call_soon(self._lose_workers)
             return
         undelivered, self._undelivered = self._undelivered, []

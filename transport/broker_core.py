@@ -42,7 +42,7 @@ _DISCONNECT: Final = mdp.Disconnect().frames()
 
 
 class BrokerCore:
-    """The broker's whole state. `now` is any monotonic clock, in seconds. `shared`: workers come through the sockets of clients."""
+    """The broker's whole state. `now` is any monotonic clock, in seconds. `shared`: workers come through the socket of clients."""
 
     def __init__(
         self,
@@ -85,18 +85,19 @@ class BrokerCore:
     def feed(self, side: Side, frames: Frames, now: float, peer: Callable[[], Peer] = Peer) -> list[Send]:
         """Take one message as the ROUTER of `side` received it, routing id first. `peer` returns who sent it."""
         out = self._dispatcher.out = []
+        has_workers = side is Side.WORKERS or (self._shared and side is Side.CLIENTS)
         try:
             dialect = None
             if len(frames) > 1 and frames[1] == EMPTY:
                 dialect = dialect_of(frames)
                 frames = dialect.read(frames)
-            if side is Side.WORKERS or (self._shared and mdp.is_of_worker(frames)):
+            if side is Side.WORKERS or (has_workers and mdp.is_of_worker(frames)):
                 self._from_worker(frames, dialect, now)
             else:
                 self._from_client(side, dialect, frames, now, peer)
         except MalformedFrames:
             self.counters.malformed += 1
-            if side is Side.WORKERS or self._shared:
+            if has_workers:
                 self._take_as_invalid(frames, now)
         return out
 

@@ -170,3 +170,13 @@ def test_a_peer_may_be_client_and_worker_at_once_on_a_shared_socket():
     [[_, _, address, _, _]] = wire.take(b"w")
     wire.worker(b"w", FINAL, address, b"", b"end")
     assert wire.take(b"w") == [[C, CLIENT_FINAL, b"echo", b"end"]]
+
+
+def test_the_private_socket_has_no_workers_either():
+    wire = Wire(shared=True)
+    wire.worker(b"w", READY_02, b"echo")
+    wire.take(b"w", heartbeats=True)
+    private = wire.side_of_workers.PRIVATE
+    for frames in ([W, READY_02, b"other"], [C, b"\x09", b"echo", b"x"], [W, b"\x06"]):
+        wire.note(wire.core.feed(private, [b"w", *frames], 0.0))
+    assert (wire.sent, wire.core.gauges["workers"]) == ([], 1)
