@@ -7,13 +7,15 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from tests.transport.conftest_peers import until
+from tests.transport.conftest_peers import echo, until
 from transport import slow_readers
 from transport.broker import Broker, BrokerSettings
 from transport.broker_state import BrokerLimits
+from transport.envelope import RequestEnvelope, read_reply
 from transport.frames import BODY_LIMIT
 from transport.slow_readers import SlowReaders
 from transport.sockets import Sent
+from transport.worker import Worker
 
 ASKED = 5_000
 NAME = b"mmi." + b"x" * 240
@@ -204,6 +206,43 @@ async def test_a_large_answer_to_a_client_that_is_busy_for_a_moment_arrives(worl
                 await busy.receive()
             assert (await busy.receive())[3] == body
         assert broker.counters["slow_client_drops"] == 0
+
+
+async def test_a_watcher_that_does_not_read_costs_nobody_else_and_sees_its_gap(world, monkeypatch):
+    monkeypatch.setattr(slow_readers, "PENDING_MESSAGES", 1_000)
+    parts = 30_000
+
+    async def stream(request):
+        for number in range(parts):
+            await request.partial(b"%d" % number)
+        return [b"end"]
+
+    async with (
+        world.broker(limits=BrokerLimits()) as broker,
+        Worker(world.worker_endpoint, "stream", stream, context=world.context) as streaming,
+        Worker(world.worker_endpoint, "echo", echo, context=world.context) as echoing,
+        world.client() as client,
+        world.raw(world.client_endpoint) as watcher,
+        asyncio.timeout(60),
+    ):
+        await asyncio.gather(streaming.registered(), echoing.registered())
+        envelope = RequestEnvelope(7, b"s" * 16, stream=True).frame()
+        watcher.send(b"MDPC02", b"\x01", b"stream", envelope, b"x")
+        asked = 0
+        while broker.counters["partials"] < parts or broker.counters["finals"] <= asked:
+            assert await client.request("echo", b"%d" % asked, timeout=20) == [b"%d" % asked]
+            asked += 1
+        dropped = broker.counters["slow_client_drops"]
+        assert dropped
+        numbers, frames = [], []
+        while not numbers or frames[1] != b"\x03":
+            frames = await watcher.receive()
+            numbers.append(read_reply(frames[3]).sequence)
+        assert frames[4] == b"end"
+        assert numbers == sorted(numbers)
+        assert numbers[-1] == parts + 1
+        assert len(numbers) == parts + 1 - dropped
+        assert await client.request("echo", b"x", timeout=20) == [b"x"]
 
 
 @pytest.mark.parametrize("sockets", [1, 2])
