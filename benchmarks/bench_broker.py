@@ -1,244 +1,204 @@
-"""The broker beside its floor: round trips of 100 bytes through our broker and through `zmq.proxy`, in one run.
+"""The broker beside its floor and its peers, taking turns in one run: `zmq.proxy`, a naive broker on zmq.asyncio, and, where the environment
+variable ZGUIDE names a checkout of the ZeroMQ guide (`booksbyus/zguide`), its Python broker. `python benchmarks/bench_broker.py` takes about a minute.
 
-The broker (or the proxy) has a process of its own, so have the load and the echo worker, which are blocking sockets
-without any library of ours. The last rows are our own Client and Worker. `python benchmarks/bench_broker.py` takes about 15 s.
+Brokers, workers and load have processes of their own; all but the last rows are plain sockets without any library of ours. A ratio is that of
+the medians of the turns; CPU is user and system time of the broker's process for each request.
 """
 
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
+import os
 import socket
-import struct
-import sys
 import tempfile
 import time
-from pathlib import Path
-from statistics import quantiles
+from contextlib import ExitStack
 from typing import Any
 
-import zmq
-from support.rows import Row, table
+from support import brokers
+from support.brokers import Load, Served, load
+from support.rows import Row, p50, spread, table
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from transport import broker, frames
 from transport.client import Client
-from transport.envelope import RequestEnvelope, identity
-from transport.worker import Request, Worker
 
-BODY = b"x" * 100
-SESSION = b"s" * 16
-SECONDS = 1.2
-PEER = {"per_second": 910.0, "p50": 1.14, "p99": 1.42}
-"""What palaestrAI 3.5.18 did, one at a time over tcp: measured elsewhere, here the least that is asked for."""
-_spawn = multiprocessing.get_context("spawn")
-
-
-def run_broker(payload: bytes) -> None:
-    asyncio.run(broker.main(payload))
+SMALL, LARGE = b"x" * 92, b"x" * (2**20 - 8)
+"""Behind a number of 8 bytes."""
+TURNS = 5
+SECONDS = 0.6
+WORKERS = 8
+PEER_RATE, PEER_P50 = 910.0, 1.14
+"""What palaestrAI 3.5.18 did, one at a time over tcp, a second and in ms: measured elsewhere, here the least that is asked for."""
 
 
-def run_proxy(front: str, back: str) -> None:
-    context = zmq.Context()
-    router, dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
-    router.bind(front)
-    dealer.bind(back)
-    zmq.proxy(router, dealer)
+class Side:
+    """One broker with its workers, and what its turns gave."""
 
+    def __init__(self, folder: str, kind: str, *, workers: int = 1, tcp: bool = True) -> None:
+        self.kind = kind
+        self.words = {"proxy": "proxy", "guide": "rfc7", "credit": "credit"}.get(kind, "rfc18")
+        self.endpoint = _endpoint(folder, tcp=tcp)
+        behind = _endpoint(folder, tcp=tcp) if kind == "proxy" else self.endpoint
+        started: dict[str, tuple[Any, ...]] = {
+            "proxy": (brokers.proxy, (self.endpoint, behind)),
+            "naive": (brokers.naive, (self.endpoint,)),
+            "guide": (brokers.guide, (self.endpoint, os.environ.get("ZGUIDE", ""))),
+        }
+        broker = started.get(kind, (brokers.ours, (self.endpoint,)))
+        worker: tuple[Any, ...] = (brokers.echo, (behind, self.words, workers))
+        if kind == "library":
+            worker = (brokers.library_worker, (behind,))
+        self.served = Served(broker, worker)
+        self.loads: list[Load] = []
+        self.cpu: list[float] = []
+        """Of the broker, µs a request."""
+        self.worker_cpu: list[float] = []
 
-def run_echo(endpoint: str, credit: int) -> None:
-    """A worker in its shortest form: it echoes, in our broker's words or (credit 0) in none."""
-    peer = zmq.Context().socket(zmq.REP if credit == 0 else zmq.DEALER)
-    peer.connect(endpoint)
-    if credit == 0:
-        while True:
-            peer.send_multipart(peer.recv_multipart())
-    peer.send_multipart(frames.Ready(b"echo", credit, extended=True).frames())
-    while True:
-        if not peer.poll(1000):
-            peer.send_multipart(frames.Heartbeat().frames())
-            continue
-        message = peer.recv_multipart()
-        if message[1] == b"\x02":
-            envelope = message[4]
-            reply = envelope[:5] + b"\x02\0\0" + identity(envelope) + struct.pack("!I", 1)
-            peer.send_multipart([b"MDPW02", b"\x04", message[2], b"", reply, message[5]])
-
-
-async def _echo(request: Request) -> list[bytes]:
-    return request.body
-
-
-def run_library_worker(endpoint: str) -> None:
-    async def serve() -> None:
-        async with Worker(endpoint, "echo", _echo, credit=64):
-            await asyncio.Event().wait()
-
-    asyncio.run(serve())
-
-
-def load(endpoint: str, in_flight: int, *, mdp: bool) -> list[float]:
-    """Keep `in_flight` requests under way for `SECONDS`; returns each round trip in seconds."""
-    context = zmq.Context()
-    peer = context.socket(zmq.DEALER)
-    peer.connect(endpoint)
-    peer.set(zmq.RCVTIMEO, 10_000)
-    begun: dict[int, float] = {}
-    taken: list[float] = []
-    number = 0
-
-    def ask() -> None:
-        nonlocal number
-        number += 1
-        begun[number] = time.perf_counter()
-        if mdp:
-            envelope = RequestEnvelope(number, SESSION, 10_000).frame()
-            peer.send_multipart([b"MDPC02", b"\x01", b"echo", envelope, BODY])
+    def turn(self, *, in_flight: int, body: bytes) -> None:
+        before = self.served.cpu(0), self.served.cpu(1)
+        if self.kind == "library":
+            done = asyncio.run(_library_load(self.endpoint, in_flight))
         else:
-            peer.send_multipart([b"", number.to_bytes(8, "big"), BODY])
+            done = load(self.endpoint, self.words, in_flight=in_flight, body=body, seconds=SECONDS)
+        for index, into in enumerate((self.cpu, self.worker_cpu)):
+            into.append((self.served.cpu(index) - before[index]) / len(done.taken) * 1e6)
+        self.loads.append(done)
 
-    def hear() -> None:
-        message = peer.recv_multipart()
-        answered = int.from_bytes(message[3][8:16] if mdp else message[1], "big")
-        taken.append(time.perf_counter() - begun.pop(answered))
+    @property
+    def rate(self) -> float:
+        return p50([each.rate for each in self.loads])
 
-    ask()
-    hear()  # the first one waits for connections
-    taken.clear()
-    end = time.perf_counter() + SECONDS
-    for _ in range(in_flight):
-        ask()
-    while time.perf_counter() < end:
-        hear()
-        ask()
-    context.destroy(linger=0)
-    return taken
+    @property
+    def trip(self) -> float:
+        return p50([each.p50 for each in self.loads])
 
 
-async def library_load(endpoint: str, in_flight: int) -> list[float]:
-    """As `load`, with our own Client."""
+async def _library_load(endpoint: str, in_flight: int) -> Load:
     taken: list[float] = []
     async with Client(endpoint) as client:
-        # The broker may still count on a worker that has been killed: what waits for it goes to the next one.
-        await client.request("echo", BODY, timeout=10, idempotent=True)
-        end = time.perf_counter() + SECONDS
+        await client.request("echo", SMALL, timeout=20)
+        began = time.perf_counter()
 
         async def one() -> None:
-            while (begun := time.perf_counter()) < end:
-                await client.request("echo", BODY, timeout=10)
+            while (begun := time.perf_counter()) < began + SECONDS:
+                await client.request("echo", SMALL, timeout=20)
                 taken.append(time.perf_counter() - begun)
 
         await asyncio.gather(*(one() for _ in range(in_flight)))
-    return taken
+        return Load(taken, time.perf_counter() - began)
 
 
-def _row(what: str, transport: str, in_flight: int, credit: int | None, taken: list[float]) -> dict[str, Any]:
-    cuts = quantiles(taken, n=100)
-    return {
-        "what": what,
-        "transport": transport,
-        "in_flight": in_flight,
-        "credit": credit,
-        "per_second": round(len(taken) / SECONDS),
-        "p50_us": round(cuts[49] * 1e6),
-        "p99_us": round(cuts[98] * 1e6),
-    }
-
-
-def _endpoints(transport: str, folder: str, name: str) -> tuple[str, str]:
-    if transport == "ipc":
-        return f"ipc://{folder}/{name}.front", f"ipc://{folder}/{name}.back"
-    with socket.socket() as one, socket.socket() as two:
+def _endpoint(folder: str, *, tcp: bool) -> str:
+    if not tcp:
+        return f"ipc://{tempfile.mktemp(dir=folder)}"
+    with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
-        two.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{one.getsockname()[1]}", f"tcp://127.0.0.1:{two.getsockname()[1]}"
+        return f"tcp://127.0.0.1:{one.getsockname()[1]}"
 
 
-class _Processes:
-    """Processes that are ended with the block."""
-
-    def __init__(self, *started: Any) -> None:
-        self._started = started
-
-    def __enter__(self) -> None:
-        for process in self._started:
-            process.start()
-
-    def __exit__(self, *_: object) -> None:
-        for process in self._started:
-            process.kill()
-            process.join()
+def measured(
+    *kinds: str, in_flight: int, body: bytes = SMALL, workers: int = 1, tcp: bool = True
+) -> dict[str, Side]:
+    """All these take turns."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        sides = {kind: Side(folder, kind, workers=workers, tcp=tcp) for kind in kinds}
+        for side in sides.values():
+            stack.enter_context(side.served)
+        for _ in range(TURNS):
+            for side in sides.values():
+                side.turn(in_flight=in_flight, body=body)
+    return sides
 
 
-def _process(target: Any, *arguments: Any) -> Any:
-    return _spawn.Process(target=target, args=arguments, daemon=True)
-
-
-def measure() -> list[dict[str, Any]]:
-    """One dict a row: what, transport, in_flight, credit, per_second, p50_us, p99_us."""
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for transport in ("ipc", "tcp"):
-            front, back = _endpoints(transport, folder, "proxy")
-            with _Processes(_process(run_proxy, front, back), _process(run_echo, back, 0)):
-                for in_flight in (1, 64):
-                    taken = load(front, in_flight, mdp=False)
-                    rows.append(_row("zmq.proxy (floor)", transport, in_flight, None, taken))
-            front, back = _endpoints(transport, folder, "broker")
-            payload = broker.BrokerSettings(client_endpoint=front, worker_endpoint=back).encode()
-            with _Processes(_process(run_broker, payload)):
-                for credit, loads in ((1, (1, 64)), (64, (64,))):
-                    with _Processes(_process(run_echo, back, credit)):
-                        for in_flight in loads:
-                            taken = load(front, in_flight, mdp=True)
-                            rows.append(_row("broker", transport, in_flight, credit, taken))
-                if transport == "ipc":
-                    with _Processes(_process(run_library_worker, back)):
-                        for in_flight in (1, 64):
-                            taken = asyncio.run(library_load(front, in_flight))
-                            rows.append(
-                                _row("broker, our Client and Worker", transport, in_flight, 64, taken)
-                            )
-    return rows
+def _rates(side: Side) -> str:
+    return spread([each.rate for each in side.loads], "req/s")
 
 
 def rows() -> list[Row]:
-    """As `measure`, one figure a row, each beside the floor of its own run."""
-    measured = measure()
-    floor = {
-        (row["transport"], row["in_flight"]): row["per_second"] for row in measured if row["credit"] is None
-    }
-    found: list[Row] = []
-    for row in measured:
-        transport, in_flight, credit = row["transport"], row["in_flight"], row["credit"]
-        what = f"{row['what']}, {transport}, {in_flight} in flight" + (f", credit {credit}" if credit else "")
-        share = (
-            "" if credit is None else f"; {row['per_second'] / floor[transport, in_flight]:.2f} of the floor"
+    guide = ["guide"] if os.environ.get("ZGUIDE") else []
+    many = measured("ours", "naive", *guide, in_flight=64, workers=WORKERS)
+    ours, naive = many["ours"], many["naive"]
+    what = f"tcp, 64 in flight, {WORKERS} workers"
+    cpu = f"{p50(ours.cpu):.0f} µs against {p50(naive.cpu):.0f} µs"
+    found = [
+        Row(
+            what=f"{what}: throughput",
+            figure=ours.rate / naive.rate,
+            unit="x naive",
+            at_least=2,
+            note=_rates(ours),
+        ),
+        Row(
+            what=f"{what}: CPU", figure=p50(ours.cpu) / p50(naive.cpu), unit="x naive", at_most=0.45, note=cpu
+        ),
+    ]
+    found += [
+        Row(
+            what=f"{what}: throughput",
+            figure=ours.rate / many[each].rate,
+            unit="x the guide's Python broker",
+            at_least=0.9,
+            note=f"{_rates(many[each])}, {p50(many[each].cpu):.0f} µs; it has no limits",
         )
-        note = f"p50 {row['p50_us']} µs, p99 {row['p99_us']} µs{share}"
-        peer = PEER if (row["what"], transport, in_flight) == ("broker", "tcp", 1) else None
+        for each in guide
+    ]
+    one = measured("credit", "naive", "proxy", in_flight=64)
+    ours, what = one["credit"], f"tcp, 64 in flight, one worker with a credit of {brokers.CREDIT}"
+    found += [
+        Row(what=what, figure=ours.rate / one["naive"].rate, unit="x naive", at_least=5, note=_rates(ours)),
+        Row(what=what, figure=ours.rate / one["proxy"].rate, unit="x proxy", at_least=0.25),
+    ]
+    for tcp, most in ((True, 1.3), (False, 1.5)):
+        alone = measured("ours", "proxy", in_flight=1, tcp=tcp)
+        ours, what = alone["ours"], f"{'tcp' if tcp else 'ipc'}, one in flight"
+        trips = f"{ours.trip * 1e6:.0f} µs against {alone['proxy'].trip * 1e6:.0f} µs"
         found.append(
             Row(
-                what=what,
-                figure=row["per_second"],
-                unit="req/s",
-                peer=f"{peer['per_second']:.0f} req/s" if peer else "",
-                at_least=peer["per_second"] if peer else None,
-                note=note,
+                what=f"{what}: p50",
+                figure=ours.trip / alone["proxy"].trip,
+                unit="x proxy",
+                at_most=most,
+                note=trips,
             )
         )
-        if peer:
+        if tcp:
             found += [
                 Row(
-                    what=f"{what}: {cut}",
-                    figure=row[f"{cut}_us"] / 1000,
+                    what=what,
+                    figure=ours.rate,
+                    unit="req/s",
+                    peer=f"{PEER_RATE:.0f} req/s",
+                    at_least=PEER_RATE,
+                ),
+                Row(
+                    what=f"{what}: p50",
+                    figure=ours.trip * 1e3,
                     unit="ms",
-                    peer=f"{peer[cut]} ms",
-                    at_most=peer[cut],
-                )
-                for cut in ("p50", "p99")
+                    peer=f"{PEER_P50} ms",
+                    at_most=PEER_P50,
+                ),
             ]
+    large = measured("credit", "proxy", in_flight=8, body=LARGE)
+    ours = large["credit"]
+    found.append(
+        Row(
+            what="1 MB, 8 in flight, tcp",
+            figure=ours.rate / large["proxy"].rate,
+            unit="x proxy",
+            at_least=0.8,
+            note=_rates(ours),
+        )
+    )
+    ours = measured("library", in_flight=64, tcp=False)["library"]
+    both = p50([sum(each) for each in zip(ours.cpu, ours.worker_cpu, strict=True)])
+    found.append(
+        Row(
+            what="our Client and Worker, ipc, 64 in flight: CPU of broker and worker",
+            figure=both,
+            unit="µs a request",
+            at_most=130,
+            note=f"broker {p50(ours.cpu):.0f} µs; {_rates(ours)}",
+        )
+    )
     return found
 
 

@@ -1,0 +1,235 @@
+"""Brokers and echo workers in processes of their own, and a load for them: plain sockets, without any library of ours.
+
+Words of a peer: `proxy` has none, `rfc18` is MDP/0.2 with one request at a time, `credit` the same with our envelope and a credit of 64, `rfc7`
+is MDP/0.1. What is sent: a number of 8 bytes, and the body; both come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Self
+
+import psutil
+import zmq
+import zmq.asyncio
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from transport import broker
+from transport.envelope import RequestEnvelope, identity
+from transport.frames import Ready
+from transport.worker import Request, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SESSION = b"s" * 16
+CREDIT = 64
+_spawn = multiprocessing.get_context("spawn")
+
+
+class Served:
+    """Processes that are ended with the block; CPU seconds of those that serve, since the last look."""
+
+    def __init__(self, *targets: tuple[Callable[..., None], tuple[Any, ...]]) -> None:
+        self._processes = [
+            _spawn.Process(target=target, args=arguments, daemon=True) for target, arguments in targets
+        ]
+
+    def __enter__(self) -> Self:
+        for process in self._processes:
+            process.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+    def cpu(self, index: int) -> float:
+        """Seconds of the process at this place until now."""
+        times = psutil.Process(self._processes[index].pid).cpu_times()
+        return float(times.user + times.system)
+
+
+# -- brokers ------------------------------------------------------------------------------------------------
+
+
+def ours(endpoint: str) -> None:
+    """One socket for clients and workers, as all of these."""
+    asyncio.run(broker.main(broker.BrokerSettings(client_endpoint=endpoint, worker_endpoint=None).encode()))
+
+
+def proxy(front: str, back: str) -> None:
+    context = zmq.Context()
+    router, dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
+    router.bind(front)
+    dealer.bind(back)
+    zmq.proxy(router, dealer)
+
+
+def naive(endpoint: str) -> None:
+    """MDP/0.2 as one writes it with zmq.asyncio in an hour: no limits, no heartbeats, no queue of a client."""
+
+    async def serve() -> None:
+        router = zmq.asyncio.Context().socket(zmq.ROUTER)
+        router.bind(endpoint)
+        waiting: dict[bytes, deque[bytes]] = {}
+        queues: dict[bytes, deque[tuple[bytes, list[bytes]]]] = {}
+        service_of: dict[bytes, bytes] = {}
+        while True:
+            peer, header, command, *frames = await router.recv_multipart()
+            if header == b"MDPC02":
+                service = frames[0]
+                queues.setdefault(service, deque()).append((peer, frames[1:]))
+            elif command == b"\x01":
+                service = service_of[peer] = frames[0]
+                waiting.setdefault(service, deque()).append(peer)
+            elif command == b"\x04":
+                service = service_of[peer]
+                client, _, *body = frames
+                await router.send_multipart([client, b"MDPC02", b"\x03", service, *body])
+                waiting[service].append(peer)
+            else:
+                continue
+            queue, workers = queues.get(service), waiting.get(service)
+            while queue and workers:
+                client, body = queue.popleft()
+                await router.send_multipart([workers.popleft(), b"MDPW02", b"\x02", client, b"", *body])
+
+    asyncio.run(serve())
+
+
+def guide(endpoint: str, folder: str) -> None:
+    """The ZeroMQ guide's Python broker (MDP/0.1), from a checkout of the guide."""
+    sys.path.insert(0, f"{folder}/examples/Python")
+    os.chdir(f"{folder}/examples/Python")
+    from mdbroker import MajorDomoBroker  # it is only where the guide is
+
+    made = MajorDomoBroker(False)
+    made.bind(endpoint)
+    made.mediate()
+
+
+# -- workers ------------------------------------------------------------------------------------------------
+
+
+def echo(endpoint: str, words: str, number: int) -> None:
+    """So many workers in one process, each with a socket of its own."""
+    context, poller = zmq.Context(), zmq.Poller()
+    for _ in range(number):
+        socket = context.socket(zmq.REP if words == "proxy" else zmq.DEALER)
+        socket.connect(endpoint)
+        if words == "rfc7":
+            socket.send_multipart([b"", b"MDPW01", b"\x01", b"echo"])
+        elif words != "proxy":
+            ready = Ready(b"echo", CREDIT, extended=True) if words == "credit" else Ready(b"echo")
+            socket.send_multipart(ready.frames())
+        poller.register(socket, zmq.POLLIN)
+    heartbeat = [b"", b"MDPW01", b"\x04"] if words == "rfc7" else [b"MDPW02", b"\x05"]
+    sockets, beaten = list(dict(poller.sockets)), time.monotonic()
+    while True:
+        for socket, _ in poller.poll(500):
+            _answer(socket, words)
+        if words != "proxy" and time.monotonic() > beaten + 0.5:
+            beaten = time.monotonic()
+            for socket in sockets:
+                socket.send_multipart(heartbeat)
+
+
+def _answer(socket: zmq.Socket[bytes], words: str) -> None:
+    frames = socket.recv_multipart(copy=False)
+    if words == "proxy":
+        socket.send_multipart(frames, copy=False)
+    elif words == "rfc7" and frames[2].bytes == b"\x02":
+        socket.send_multipart([b"", b"MDPW01", b"\x03", *frames[3:]], copy=False)
+    elif words == "rfc18" and frames[1].bytes == b"\x02":
+        socket.send_multipart([b"MDPW02", b"\x04", *frames[2:]], copy=False)
+    elif words == "credit" and frames[1].bytes == b"\x02":
+        asked = frames[4].bytes
+        reply = asked[:5] + b"\x02\0\0" + identity(asked) + b"\0\0\0\x01"
+        socket.send_multipart([b"MDPW02", b"\x04", frames[2], b"", reply, *frames[5:]], copy=False)
+
+
+async def _same(request: Request) -> list[bytes]:
+    return request.body
+
+
+def library_worker(endpoint: str) -> None:
+    async def serve() -> None:
+        async with Worker(endpoint, "echo", _same, credit=CREDIT):
+            await asyncio.Event().wait()
+
+    asyncio.run(serve())
+
+
+# -- load ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Load:
+    """Round trips, in seconds, and how long they took together."""
+
+    taken: list[float]
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return len(self.taken) / self.seconds
+
+    @property
+    def p50(self) -> float:
+        return median(self.taken)
+
+
+def load(endpoint: str, words: str, *, in_flight: int, body: bytes, seconds: float) -> Load:
+    """Keeps `in_flight` requests under way."""
+    context = zmq.Context()
+    peer = context.socket(zmq.DEALER)
+    peer.connect(endpoint)
+    peer.set(zmq.RCVTIMEO, 20_000)
+    begun: dict[bytes, float] = {}
+    taken: list[float] = []
+    count = 0
+    at = {"proxy": 1, "rfc18": 3, "rfc7": 3, "credit": 4}[words]
+
+    def ask() -> None:
+        nonlocal count
+        count += 1
+        number = count.to_bytes(8, "big")
+        head = {
+            "proxy": [b""],
+            "rfc18": [b"MDPC02", b"\x01", b"echo"],
+            "rfc7": [b"", b"MDPC01", b"echo"],
+            "credit": [b"MDPC02", b"\x01", b"echo", RequestEnvelope(count, SESSION, 20_000).frame()],
+        }[words]
+        begun[number] = time.perf_counter()
+        peer.send_multipart([*head, number, body], copy=len(body) < 65_536)
+
+    def hear() -> None:
+        frames = peer.recv_multipart(copy=False)
+        taken.append(time.perf_counter() - begun.pop(frames[at].bytes))
+
+    ask()
+    hear()  # the first one waits for connections
+    taken.clear()
+    began = time.perf_counter()
+    end = began + seconds
+    for _ in range(in_flight):
+        ask()
+    while time.perf_counter() < end:
+        hear()
+        ask()
+    while begun:
+        hear()
+    whole = time.perf_counter() - began
+    context.destroy(linger=0)
+    return Load(taken, whole)
