@@ -35,12 +35,25 @@ QUEUE: Final = 250_000
     metavar="DURATION",
     default=HEARTBEAT,
     show_default=True,
-    help="Interval of both sides; who is silent for four of them is gone.",
+    help="Interval of both sides.",
+)
+@click.option(
+    "--liveness",
+    type=click.IntRange(min=2),
+    default=4,
+    show_default=True,
+    help="A worker that is silent for so many intervals is gone.",
 )
 @click.option("--log-format", type=click.Choice(["console", "journal", "json"]))
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 def command(
-    *, listen: str, workers: str | None, heartbeat: str, log_format: logs.LogFormat | None, log_level: str
+    *,
+    listen: str,
+    workers: str | None,
+    heartbeat: str,
+    liveness: int,
+    log_format: logs.LogFormat | None,
+    log_level: str,
 ) -> None:
     """Pass requests for any service to its workers (docs/majordomo.md) until SIGTERM. SIGUSR1 writes counters to the log.
 
@@ -52,7 +65,7 @@ def command(
     from transport.errors import EndpointInUse, TransportError  # noqa: PLC0415  # as above
     from transport.file_limits import raise_file_limit  # noqa: PLC0415  # as above
 
-    limits = BrokerLimits(heartbeat=_interval(heartbeat), queue=QUEUE, queue_total=QUEUE)
+    limits = BrokerLimits(heartbeat=_interval(heartbeat), liveness=liveness, queue=QUEUE, queue_total=QUEUE)
     settings = BrokerSettings(client_endpoint=listen, worker_endpoint=workers, limits=limits)
     log_format = log_format or logs.choose_format()
     logs.configure(log_format=log_format, level=log_level, process="broker")

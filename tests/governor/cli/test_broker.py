@@ -85,6 +85,22 @@ def test_its_counters_are_written_when_it_is_asked_for_them(tmp_path):
         assert (counters["event"], counters["requests"], counters["finals"]) == ("broker.counters", 1, 1)
 
 
+def test_a_worker_that_works_in_silence_has_time_if_it_is_given_some(tmp_path):
+    listen = f"ipc://{tmp_path}/b"
+    for liveness, is_there in (("1000", True), ("2", False)):
+        with (
+            broker("--listen", listen, "--heartbeat", "50ms", "--liveness", liveness) as (process, started),
+            dealer(started["client_endpoint"], b"MDPW02", b"\x01", b"echo") as worker,
+        ):
+            for _ in range(12):  # heartbeats of the broker, as long as it knows the worker
+                if not worker.poll(2_000):
+                    break
+                assert worker.recv_multipart() == [b"MDPW02", b"\x05"]
+            process.send_signal(signal.SIGUSR1)
+            counters = json.loads(process.stderr.readline())
+            assert (counters["workers"], counters["workers_lost"]) == (is_there, not is_there)
+
+
 def test_another_one_at_the_same_place_may_be_tried_again(tmp_path):
     listen = f"ipc://{tmp_path}/b"
     with broker("--listen", listen) as (_, started):
@@ -102,6 +118,7 @@ def test_another_one_at_the_same_place_may_be_tried_again(tmp_path):
         (["--workers", "ipc://relative"], "absolute"),
         (["--heartbeat", "often"], "no duration"),
         (["--heartbeat", "0"], "takes time"),
+        (["--liveness", "1"], "not in the range"),
         (["--log-level", "loud"], "'loud' is not one of"),
         (["--log-format", "pretty"], "'pretty' is not one of"),
     ],
