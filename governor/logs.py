@@ -135,8 +135,7 @@ def use_standard_logging() -> None:
     """Events go to the standard library's logger `governor`, in a script that has not configured structlog when the first one comes:
     its own handlers and levels hold for them.
     """
-    if _Logger.make is None:
-        _Logger.make = _by_standard_logging
+    _Logger.make = _Logger.make or _by_standard_logging
 
 
 def _by_standard_logging() -> Any:
@@ -149,9 +148,8 @@ def _by_standard_logging() -> Any:
         structlog.processors.format_exc_info,
         structlog.processors.KeyValueRenderer(key_order=["event"]),
     ]
-    return structlog.wrap_logger(
-        logging.getLogger("governor"), processors, structlog.stdlib.BoundLogger, dict
-    )
+    logger = logging.getLogger("governor")
+    return structlog.wrap_logger(logger, processors, structlog.stdlib.BoundLogger, dict)
 
 
 def _completed(
@@ -281,8 +279,7 @@ def _error_ignored(ignored: sys.UnraisableHookArgs) -> None:
 
 def default() -> None:
     """For a process of a user that has not set structlog up when the first line comes: lines from info up go to standard error."""
-    if _Logger.make is None:
-        _Logger.make = _by_default
+    _Logger.make = _Logger.make or _by_default
 
 
 def _by_default() -> Any:

@@ -5,7 +5,8 @@ that alone.
 
 Rules:
 1. ROUTER_MANDATORY is on, so a failed delivery is known. To a worker: the worker is lost, as soon as all that it has sent
-   has been read, because its last replies may be there (on a socket that is never empty, after a heartbeat's time). To a client that is gone: the message is dropped and counted, its
+   has been read, because its last replies may be there (on a socket that is never empty, after a heartbeat's time). To a
+   client that is gone: the message is dropped and counted, its
    streams are cancelled. To a slow client: the message is queued (`slow_readers.py`).
 2. ipc sockets are 0600 in a 0700 folder; tcp is bound to loopback only. Only the public socket can be opened to a group.
 3. When a connection of a worker breaks, the broker probes all workers: a dead one is known in milliseconds, not after its

@@ -45,10 +45,10 @@ class Dialect(msgspec.Struct, frozen=True, eq=False):
         header, rest = frames[2], frames[3:]
         if header == self.worker:
             number = self.from_worker.get(rest[0]) if rest and type(rest[0]) is bytes else None
-            if number is None or (
-                number == _NUMBERS[1] and len(rest) != 2
-            ):  # READY has nothing behind its service
+            if number is None:
                 raise MalformedFrames("unknown command of a worker")
+            if number == _NUMBERS[1] and len(rest) != 2:  # our extension of READY is for peers of RFC 18
+                raise MalformedFrames("READY has a service and nothing behind it")
             return [frames[0], WORKER, number, *rest[1:]]
         begun = len(self.from_client)
         if header != self.client or tuple(rest[:begun]) != self.from_client:

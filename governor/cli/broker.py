@@ -44,8 +44,18 @@ QUEUE: Final = 250_000
     show_default=True,
     help="A worker that is silent for so many intervals is gone.",
 )
-@click.option("--log-format", type=click.Choice(["console", "journal", "json"]))
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
+@click.option(
+    "--log-format",
+    type=click.Choice(["console", "journal", "json"]),
+    help="How lines of the log look. Default: what standard error is fit for.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="The least level that is logged.",
+)
 def command(
     *,
     listen: str,
