@@ -103,7 +103,7 @@ def test_kept_finals_are_bounded_and_the_newest_are_there():
         stage.answer(b"w", address, number)
     assert 10 <= stage.core.gauges["kept_finals"] <= 20
     stage.take(b"c")
-    for number in (100, 95, 91):
+    for number in (100, 91, 90):  # at least half of them are there, whenever one looks
         stage.ask(b"c", number)
     assert len(stage.answers(b"c")) == 3
     assert stage.core.counters.replayed == 3
