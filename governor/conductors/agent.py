@@ -86,14 +86,18 @@ class AgentConductor(Conductor):
                 return await self.while_alive(self._join(wanted))
             case control.ReportHang():
                 return self._answer_hang(wanted)
-            case control.Copy(path=path):
-                return await self.while_alive(self._copy(Path(path)))
+            case control.Copy():
+                return await self.while_alive(self._copy(wanted))
 
-    async def _copy(self, path: Path) -> control.Accepted | control.Failed:
+    async def _copy(self, wanted: control.Copy) -> control.Accepted | control.Restoring | control.Failed:
+        if wanted.join is not None and (self._opening or not self.host.is_built):
+            joined = await self._join(wanted.join)
+            if not isinstance(joined, control.Joined):
+                return joined
         limit = asyncio.timeout(COPY_SECONDS)
         try:
             async with limit:
-                await self.host.run_in_thread(partial(self.host.copy, path))
+                await self.host.run_in_thread(partial(self.host.copy, Path(wanted.path)))
         except Exception as error:  # noqa: BLE001  # user code, and the disk
             if limit.expired():
                 self._abandon(f"no state for a checkpoint within {COPY_SECONDS:g} s")

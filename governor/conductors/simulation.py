@@ -35,7 +35,7 @@ from governor.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
     from pathlib import Path
 
     from governor.episodes.local.local_agent import LocalAgent
@@ -114,7 +114,7 @@ class SimulationController(Conductor):
     def _play(self, simulation: Simulation) -> Coroutine[Any, Any, None]:
         command = simulation.command
         if command.transport == "conductors":
-            copy = copy_through_conductors(self.link, self.spec.uid)
+            copy = copy_through_conductors(self.link, self.spec.uid, join=simulation.joins.get)
             return simulation.run(playing.run_worker, copy=copy)
         if is_language_model(command.made_agents[0].entry):
             return _play_text(simulation)
@@ -127,14 +127,19 @@ async def _play_text(simulation: Simulation) -> None:
     await text_phase.TextPhase(simulation).run()
 
 
-def copy_through_conductors(link: Link, uid: str) -> Copy:
-    """Copies the learned state of an agent, for checkpoints, through its conductor; waits for one that is unavailable."""
+def copy_through_conductors(
+    link: Link, uid: str, *, join: Callable[[str], Callable[[], control.Join] | None]
+) -> Copy:
+    """Copies the learned state of an agent, for checkpoints, through its conductor; waits for one that is unavailable. `join` makes,
+    by the agent's name, the request of a worker that has joined it.
+    """
 
     async def copy(name: str, path: Path) -> None:
+        make = join(name)
         answer = await control.ask_when_available(
             link.client,
             control.agent_service(uid, name),
-            control.Copy(path=str(path)),
+            control.Copy(path=str(path), join=make() if make is not None else None),
             seconds=COPY_SECONDS + AWAY_SECONDS,
         )
         if isinstance(answer, control.Failed):

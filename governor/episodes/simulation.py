@@ -9,9 +9,9 @@ Rules:
 3. A stop, and `change`, end running episodes at their next step, as `cancelled`. PAUSE delays the next episode until `pause` ends it or the
    same phase is started again, RESTART until the governor has replaced this process. RESET builds the environments anew first.
 4. The seed of an episode depends on the run's seed, the phase and its index alone.
-5. The rules of the phase (`PhaseRules`) select the next episode. None begins while a checkpoint is taken; a checkpoint
-   that cannot be taken is the part's failure, and the episodes continue. None begins before the user's conditions
-   (`UserConditions`) have answered about those that have ended: of a single worker in `may_end`, else `next_index` waits for it.
+5. The rules of the phase (`PhaseRules`) select the next episode. None begins while a checkpoint is taken; one that cannot be taken is the
+   part's failure, and the episodes continue. None begins before the user's conditions (`UserConditions`) have answered about those
+   that have ended: of a single worker in `may_end`, else `next_index` waits for it.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class Simulation:
         self.replays = self.resets = self.replayed = 0
         self.figures: dict[str, float] = {}
         """Metrics that the workers add to those of the part."""
+        self.joins: dict[str, Callable[[], Any]] = {}  # by agent: what its worker asks a later process of it
         self._end = self._ended_by = self._fault = ""
         self._condition = threading.Condition()
         self._held = self._paused = self._restores = False  # `_paused` by a flow control
@@ -253,7 +254,7 @@ class Simulation:
     def _answered(self, answer: Answer) -> None:
         """The conditions of the user have answered about an episode; with the lock."""
         stops = STRENGTH[answer.flow] >= STRENGTH["STOP_SIMULATION"]
-        follows = not self.stopping and not self._rules.schedule.is_over
+        follows = not (self.stopping or self._rules.schedule.is_over)
         if stops or (answer.flow != "CONTINUE" and follows):
             self.apply_flow(answer.flow, end="until", by=answer.by)
             self.reports.put(FlowReport(phase=self.command.phase, flow=answer.flow, reason=answer.by))
@@ -316,7 +317,7 @@ class Simulation:
             return
         with self._file:
             await self._user.open(recorded_episodes(path, command.done.ended))
-            clock = self._start_clock()
+            stop_clock = self._start_clock()
             self.finalizer.begin()
             self._rules.open(Path(self.spec.run_folder), copy)
             await self._stages.settle_previous()
@@ -329,8 +330,7 @@ class Simulation:
             if not self.stopping and self._rules.schedule.stage is not None:  # else nothing is built
                 await asyncio.gather(*(self._thread(play, n) for n in range(threads or command.workers)))
             seconds = monotonic() - self._began
-            if clock is not None:
-                clock.cancel()
+            stop_clock()
             if self.retiring and not self.stopping and self._rules.schedule.is_left():
                 self.abandon()
             await self._user.close()
@@ -356,17 +356,16 @@ class Simulation:
         self.finalizer.abandon()
         self.stop(end="stopped")
 
-    def _start_clock(self) -> asyncio.TimerHandle | None:
+    def _start_clock(self) -> Callable[[], None]:
         left = self._rules.seconds_left
         stop = partial(self.stop, end="until", by="until (wall_clock)")
-        return None if left is None else self.loop.call_later(left, stop)
+        return (lambda: None) if left is None else self.loop.call_later(left, stop).cancel
 
     # -- the end --------------------------------------------------------------------------------------------
 
     async def _thread(self, play: Callable[[Simulation, int], None], worker: int) -> None:
-        name = f"{self.command.name}.worker.{worker}"
         try:
-            await in_daemon_thread(partial(play, self, worker), name=name)
+            await in_daemon_thread(partial(play, self, worker), name=f"{self.command.name}.worker.{worker}")
         except Exception as error:  # a worker's own fault ends the part with its reason, not in silence
             log.exception("simulation.worker_failed", worker=worker)
             self.break_off(reason_of(error).within(f"worker {worker}"))

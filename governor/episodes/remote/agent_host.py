@@ -62,6 +62,11 @@ class AgentHost(ThreadHost):
         return learning if learning is not None and learning.session == session else None
 
     @property
+    def is_built(self) -> bool:
+        """For any thread."""
+        return self._runtime is not None
+
+    @property
     def needs_info(self) -> bool:
         """As of `control.Joined`, once there is a session; so are `hears_ends` and `is_masked`. For any thread."""
         return self._runtime is not None and self._runtime.calls.needs_info

@@ -108,7 +108,7 @@ class Join(TurnRequest, frozen=True):
 
 
 class Restoring(Control, frozen=True):
-    """Answer to `Join`: the agent learns again what is on record, so many `steps` by now; ask again."""
+    """Answer to `Join` and `Copy`: the agent learns again what is on record, so many `steps` by now; ask again."""
 
     steps: int
 
@@ -136,9 +136,12 @@ class ReportHang(Control, frozen=True):
 
 
 class Copy(Control, frozen=True):
-    """Writes the agent's current state to `path`."""
+    """Writes the agent's current state to `path`. An agent that is not built yet learns again what is on record first, as `join` says:
+    its saved state may be older, or none.
+    """
 
     path: str
+    join: Join | None = None
 
 
 class Accepted(Control, frozen=True):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from concurrent.futures import CancelledError
+from functools import partial
 from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -227,12 +228,25 @@ class RemoteWorker(ABC):
         return lease.observation_space, lease.action_space
 
     def _join(self, name: str) -> RequestChannel:
-        spec, command = self.simulation.spec, self.simulation.command
         if self._lease is None:
             raise ConductorUnavailable("an agent cannot join without an environment")
         self._reports.send()
-        observation, action = self._spaces_for(name, self._lease)
-        request = control.Join(
+        join = partial(self._join_request, name, *self._spaces_for(name, self._lease))
+        service = control.agent_service(self.simulation.spec.uid, name)
+        answer = self._request_until_available(service, join(), control.Joined)
+        if not obstacle_of(self.simulation.command):
+            self.simulation.joins[name] = join
+        for kind, is_one in (
+            (self._masked, answer.masked),
+            (self._informed, answer.needs_info),
+            (self._hearing, answer.hears_ends),
+        ):
+            (kind.add if is_one else kind.discard)(name)
+        return self._open_channel(f"agent {name!r}", answer.endpoint, answer.session)
+
+    def _join_request(self, name: str, observation: SpaceSpec, action: SpaceSpec) -> control.Join:
+        spec, command = self.simulation.spec, self.simulation.command
+        return control.Join(
             owner=spec.name,
             incarnation=spec.incarnation,
             worker=self.number,
@@ -246,15 +260,6 @@ class RemoteWorker(ABC):
             phase=command.phase,
             so_far=self._so_far(),
         )
-        service = control.agent_service(spec.uid, name)
-        answer = self._request_until_available(service, request, control.Joined)
-        for kind, is_one in (
-            (self._masked, answer.masked),
-            (self._informed, answer.needs_info),
-            (self._hearing, answer.hears_ends),
-        ):
-            (kind.add if is_one else kind.discard)(name)
-        return self._open_channel(f"agent {name!r}", answer.endpoint, answer.session)
 
     def _so_far(self) -> PhaseSoFar:
         """The only worker has reported all that has ended; others report meanwhile."""

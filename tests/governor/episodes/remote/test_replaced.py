@@ -5,12 +5,14 @@ from importlib import import_module
 
 import pytest
 
+from governor.episodes.records import state_file
 from governor.episodes.remote import control
 from governor.episodes.spaces import Discrete
 from governor.messages import Checkpoint
 from tests.support.in_process_commands import outcomes
 from tests.support.reasons import without_place
 
+WALK = 5
 SPACES = {"observation_space": Discrete(n=1000, start=0), "action_space": Discrete(n=2, start=0)}
 
 
@@ -55,7 +57,9 @@ async def test_an_agent_that_hangs_once_costs_its_episode_and_a_restart(harness,
 
 
 async def test_an_agent_that_hangs_in_a_checkpoint_costs_a_restart_and_no_episode(harness, monkeypatch):
-    """Its first state is that of an episode's end, the second one is the checkpoint's."""
+    """Its first state is that of an episode's end, the second one is the checkpoint's: of both episodes, though the first one's
+    alone may have been saved.
+    """
     monkeypatch.setattr("governor.episodes.learned.SPARING", 10**6)
     monkeypatch.setattr("governor.conductors.agent.COPY_SECONDS", 0.3)
     held = import_module("conductor_world").HeldState
@@ -72,8 +76,9 @@ async def test_an_agent_that_hangs_in_a_checkpoint_costs_a_restart_and_no_episod
     records, end = await playing
     assert outcomes(records) == ["terminated"] * 4
     assert (end.end, end.first_failure) == ("max_episodes", "")
-    kept = {path.name for path in (harness.folder / "run/checkpoints/train").glob("*.state")}
-    assert kept == {"walker.2.state", "walker.4.state"}
+    folder = harness.folder / "run/checkpoints/train"
+    kept = {path.name: state_file.load(path)["learned"] for path in folder.glob("*.state")}
+    assert kept == {"walker.2.state": 2 * WALK, "walker.4.state": 4 * WALK}
 
 
 # -- a thread of user code that has ended ----------------------------------------------------------------------

@@ -338,7 +338,8 @@ class Away:
 
 async def test_a_service_that_is_gone_is_asked_again(tmp_path):
     client = Away()
-    await copy_through_conductors(RecordingLink(client), "u1")("walker", tmp_path / "x.state")
+    copy = copy_through_conductors(RecordingLink(client), "u1", join={}.get)
+    await copy("walker", tmp_path / "x.state")
     assert client.asked == [("agent.u1.walker", control.Copy(path=str(tmp_path / "x.state")), True)] * 2
 
 
