@@ -3,7 +3,7 @@
 
 Rules:
 1. A connection beyond the bound is shut down as soon as the monitor reports it: libzmq closes it, and a libzmq peer tries
-   again by itself. The listener is kept: to unbind it would end all of its connections.
+   again by itself. A message that came before that is taken like any other. The listener is kept: to unbind it would end all of its connections.
 2. Until then libzmq continues to accept, but its I/O thread waits while `UNSEEN` events are unread, however busy this thread
    is. With so many descriptors in reserve for each socket, a flood never uses up the last one. With a lower limit of open
    files, three quarters of it are the reserve, and a flood must be noticed in time.
