@@ -4,8 +4,8 @@ Rules:
 1. A name's part before the first dot is its kind, the next part its scope: ``conductor.<scope>.<rest>``.
 2. A secret is sent to the broker, never back, and is in no log: its `repr` is empty.
 3. Secrets of scopes are derived: from one of them neither another one nor the original can be computed.
-4. Who sent a request is told by the kernel to the broker, and by the broker to the worker: nothing that a client sends is
-   part of it.
+4. Who sent a request is told by the kernel, or by the key of the connection, to the broker, and by the broker to the worker:
+   nothing that a client sends is part of it.
 """
 
 from __future__ import annotations
@@ -47,13 +47,16 @@ class Secret(msgspec.Struct, frozen=True):
 
 class Peer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Who sent a request. `uid`, `gid` and `pid` are those of the process that connected (SO_PEERCRED), on an ipc socket;
-    `address` is that of its machine, on a tcp socket. What is not known is None or empty.
+    `address` is that of its machine, on a tcp socket; `name` and `role` are those of its key, on that of the network. What is
+    not known is None or empty.
     """
 
     uid: int | None = None
     gid: int | None = None
     pid: int | None = None
     address: str = ""
+    name: str = ""
+    role: str = ""
 
     @classmethod
     def told(cls, address: str, *, local: bool) -> Self:

@@ -1,18 +1,18 @@
 """The broker's shell: ROUTERs on asyncio around `BrokerCore`. Clients and workers have separate sockets, so that file
 permissions decide which processes may register a service; without a `worker_endpoint` they share that of the clients. With
 `private_endpoint` there is a second socket for clients: services that `access` does not make public are reached through
-that alone.
+that alone. With `network` there is one for clients on other machines, who need a key (`gatekeeper.py`).
 
 Rules:
 1. ROUTER_MANDATORY is on, so a failed delivery is known. To a worker: the worker is lost, as soon as all that it has sent
    has been read, because its last replies may be there (on a socket that is never empty, after a heartbeat's time). To a
    client that is gone: the message is dropped and counted, its
    streams are cancelled. To a slow client: the message is queued (`slow_readers.py`).
-2. ipc sockets are 0600 in a 0700 folder; tcp is bound to loopback only. Only the public socket can be opened to a group.
+2. ipc sockets are 0600 in a 0700 folder; tcp without keys is bound to loopback only. Only the public socket can be opened to a group.
 3. When a connection of a worker breaks, the broker probes all workers: a dead one is known in milliseconds, not after its
    missed heartbeats.
 4. Refusals by access control are counted, and logged in one line for each heartbeat at most.
-5. All sockets have a ZAP domain and no handler: that refuses peers of ZMTP 1.0 and 2.0, for which any bytes are
+5. All sockets but that of the network have a ZAP domain and no handler: that refuses peers of ZMTP 1.0 and 2.0, for which any bytes are
    messages, at no cost for those of 3.x.
 6. Workers are read before clients in each turn; connections are bounded (`connections.py`).
 """
@@ -20,13 +20,12 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import shutil
 import signal
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 import zmq
@@ -34,47 +33,33 @@ import zmq
 from transport import endpoints
 from transport.access import Access, Peer
 from transport.broker_core import BrokerCore, BrokerLimits, Send, Side
+from transport.broker_events import to_logging
 from transport.connection import keep_alive
 from transport.connections import BoundedConnections, bound_of_each, files_needed
+from transport.curve import NetworkSettings  # noqa: TC001  # msgspec reads it at run time
 from transport.errors import CannotBind, EndpointInUse
 from transport.file_limits import file_limits, raise_file_limit
+from transport.gatekeeper import Gatekeeper
 from transport.slow_readers import SlowReaders
 from transport.sockets import Sent, SocketLoop, last_endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from transport.broker_events import OnEvent
     from transport.frames import Frames
     from transport.sockets import DrainedSocket
 
 _WORKER_HIGH_WATER: Final = 4_000
 _PROBE_AGAIN: Final = 0.05
 _LINGER_MS: Final = 500
-WARNINGS: Final = frozenset(
-    {
-        "broker.connections_refused",
-        "broker.connections_taken_again",
-        "broker.few_connections",
-        "broker.not_permitted",
-    }
-)
 _ZAP_DOMAIN: Final = b"majordomo"
-_SOCKET_NAMES: Final = {Side.CLIENTS: "clients", Side.PRIVATE: "private clients", Side.WORKERS: "workers"}
-
-
-class OnEvent(Protocol):
-    """Logs an event: a dotted name and data."""
-
-    def __call__(self, name: str, **data: Any) -> None: ...
-
-
-def _to_logging(name: str, **data: Any) -> None:
-    """A warning is one line of JSON, so that it also reaches the stderr of a process that has not configured logging."""
-    if name in WARNINGS:
-        line = msgspec.json.encode({"event": name, "level": "warning", **data}).decode()
-        logging.getLogger("transport.broker").warning("%s", line)
-    else:
-        logging.getLogger("transport.broker").info(name, extra={"data": data})
+_SOCKET_NAMES: Final = {
+    Side.CLIENTS: "clients",
+    Side.PRIVATE: "private clients",
+    Side.WORKERS: "workers",
+    Side.NETWORK: "network",
+}
 
 
 class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +73,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     client_group: str | None = None
     access: Access = Access()
     limits: BrokerLimits = BrokerLimits()
+    network: NetworkSettings | None = None
 
     def encode(self) -> bytes:
         """Return the payload for `main`."""
@@ -97,8 +83,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Broker:
     """A Majordomo broker.
 
-    `start` binds the sockets (raises BadEndpoint, CannotBind); `client_endpoint`, `worker_endpoint` and `private_endpoint` are
-    then the real ones (two of them are one if it is shared), also where a free tcp port was asked for. `serve` runs until
+    `start` binds the sockets (raises BadEndpoint, CannotBind); `client_endpoint`, `worker_endpoint`, `private_endpoint` and
+    `network_endpoint` are then the real ones (two of them are one if it is shared), also where a free tcp port was asked for. `serve` runs until
     `stop`. `aclose` sends DISCONNECT to the workers, closes the sockets and removes their files; it may be called twice, and
     also without a start.
     """
@@ -108,7 +94,9 @@ class Broker:
         self.client_endpoint = settings.client_endpoint
         self.worker_endpoint = settings.worker_endpoint or settings.client_endpoint
         self.private_endpoint = settings.private_endpoint
-        self._on_event = on_event or _to_logging
+        self.network_endpoint = None if settings.network is None else settings.network.endpoint
+        self._on_event = on_event or to_logging
+        self._gatekeeper: Gatekeeper | None = None
         self._stopping = asyncio.Event()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._bound: dict[endpoints.Endpoint, tuple[int, int] | None] = {}
@@ -139,6 +127,7 @@ class Broker:
             "oversized": sum(each.oversized for each in self._drained.values()),
             "connections": sum(map(len, self._connections)),
             "connections_refused": sum(each.refused for each in self._connections),
+            "peers_refused": 0 if self._gatekeeper is None else self._gatekeeper.refused,
         }
 
     @property
@@ -177,6 +166,7 @@ class Broker:
             Side.WORKERS: settings.worker_endpoint,
             Side.PRIVATE: settings.private_endpoint,
             Side.CLIENTS: settings.client_endpoint,
+            Side.NETWORK: self.network_endpoint,
         }
         wanted = {side: endpoint for side, endpoint in asked.items() if endpoint is not None}
         files, _ = file_limits()
@@ -189,11 +179,16 @@ class Broker:
         self._core.report = lambda: self.counters
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 1023)
-        sockets = {side: self._socket(self._context, side, most) for side in wanted}
+        if settings.network is not None:
+            self._gatekeeper = Gatekeeper(settings.network, on_event=self._on_event)
+            self._gatekeeper.start()
+            self._core.admit = self._gatekeeper.admit_encoded
+        sockets = {side: self._socket(side, most) for side in wanted}
         bound = {side: self._bind(side, sockets[side], endpoint) for side, endpoint in wanted.items()}
         self.client_endpoint = bound[Side.CLIENTS]
         self.worker_endpoint = bound.get(Side.WORKERS, self.client_endpoint)
         self.private_endpoint = bound.get(Side.PRIVATE)
+        self.network_endpoint = bound.get(Side.NETWORK)
         self._sockets = SocketLoop()
         for side, socket in sockets.items():
             self._drain(side, socket)
@@ -203,35 +198,47 @@ class Broker:
             client_endpoint=self.client_endpoint,
             worker_endpoint=self.worker_endpoint,
             private_endpoint=self.private_endpoint,
+            network_endpoint=self.network_endpoint,
             pid=os.getpid(),
             connections=most,
         )
         if files < (needed := files_needed(sockets=len(wanted))):
             self._on_event("broker.few_connections", most=most, open_files=files, needed=needed)
 
-    def _socket(self, context: zmq.Context[zmq.Socket[bytes]], side: Side, most: int) -> zmq.Socket[bytes]:
+    def _socket(self, side: Side, most: int) -> zmq.Socket[bytes]:
         def on_full(full: bool) -> None:  # noqa: FBT001 - a callback
             event = "broker.connections_refused" if full else "broker.connections_taken_again"
             self._on_event(event, socket=_SOCKET_NAMES[side], most=most)
 
-        socket = context.socket(zmq.ROUTER)
+        guard = self._gatekeeper if side is Side.NETWORK else None
+        context = self._context if guard is None else guard.context
+        socket = context.socket(zmq.ROUTER)  # type: ignore[union-attr]  # there is one
         socket.set(zmq.ROUTER_MANDATORY, 1)
         socket.set(zmq.LINGER, _LINGER_MS)
         # Below it the core can answer TOO_LARGE.
         socket.set(zmq.MAXMSGSIZE, 2 * self.settings.limits.body_bytes)
-        socket.set(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
+        if guard is None:
+            socket.set(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
+        else:
+            guard.guard(socket)
         keep_alive(socket)
         on_disconnected = None
         if side is self._side_of_workers:
             socket.set(zmq.SNDHWM, _WORKER_HIGH_WATER)
             on_disconnected = self._on_worker_disconnected
         self._connections.append(
-            BoundedConnections(socket, most=most, on_full=on_full, on_disconnected=on_disconnected)
+            BoundedConnections(
+                socket,
+                most=most,
+                on_full=on_full,
+                on_disconnected=on_disconnected,
+                on_stranger=None if guard is None else guard.stranger,
+            )
         )
         return socket
 
     def _bind(self, side: Side, socket: zmq.Socket[bytes], endpoint: str) -> str:
-        parsed = endpoints.parse_bind(endpoint)
+        parsed = endpoints.parse_bind(endpoint, keyed=side is Side.NETWORK)
         endpoints.prepare_ipc(parsed)
         before = os.umask(0o177)
         try:
@@ -261,6 +268,8 @@ class Broker:
             drained = self._sockets.add(socket, on_message=on_message, on_writable=on_writable)
             self._slow[side] = SlowReaders(drained.send)
         self._drained[side] = drained
+        if side is Side.NETWORK and self._gatekeeper is not None:
+            self._peers[side] = partial(self._gatekeeper.peer, drained)
         if side is self._side_of_workers:
             self._workers = drained
 
@@ -280,6 +289,8 @@ class Broker:
             self._on_event("broker.stopped", **self.counters)
         for connections in self._connections:
             connections.close()
+        if self._gatekeeper is not None:
+            await self._gatekeeper.aclose(_LINGER_MS)
         await asyncio.to_thread(context.destroy, _LINGER_MS)
         for endpoint, file in self._bound.items():
             endpoints.remove_ipc(endpoint, file)
@@ -301,6 +312,8 @@ class Broker:
         self._arm()
 
     def _log_refusals(self) -> None:
+        if self._gatekeeper is not None:
+            self._gatekeeper.log_refusals()
         counters = self._core.counters
         refusals = counters.not_permitted, counters.registrations_refused
         if refusals != self._refusals:

@@ -37,6 +37,7 @@ __all__ = ["BrokerCore", "BrokerLimits", "Send", "Side"]
 
 _MMI: Final = b"mmi."
 _NOT_PERMITTED: Final = b"this service is not reached through the socket that is open to all clients"
+_UNKNOWN_KEY: Final = b"the key of this connection is not known any more"
 _HEARTBEAT: Final = mdp.Heartbeat().frames()
 _DISCONNECT: Final = mdp.Disconnect().frames()
 
@@ -63,6 +64,8 @@ class BrokerCore:
         self._disconnected: dict[bytes, None] = {}
         self.report: Callable[[], dict[str, int]] = lambda: {**asdict(self.counters), **self.gauges}
         """What ``mmi.counters`` is answered with."""
+        self.admit: Callable[[bytes], Callable[[Peer | None], bool]] = lambda _: lambda _: True
+        """What ``mmi.members`` calls with the new ones; returns who is one. It may raise MsgspecError."""
 
     def __repr__(self) -> str:
         return f"<BrokerCore {' '.join(f'{name}={value}' for name, value in self.gauges.items())}>"
@@ -157,24 +160,14 @@ class BrokerCore:
         name = command.service
         first = body[0]
         envelope = envelopes.read_request(first)
-        if side is Side.CLIENTS and not self.access.may_ask(name):
-            self._refuse(sender, name, envelope)
+        who = peer() if side is Side.NETWORK else None
+        if side is not Side.PRIVATE and (refusal := self._refusal(name, who)):
+            self._refuse(sender, name, envelope, refusal)
             return
         key = b""
         if envelope is not None and type(first) is bytes:
             key = envelopes.identity(first) + name
-            known = self._dispatcher.known.by_key.get(key)
-            if envelope.cancel:
-                if known is not None:
-                    self._dispatcher.cancel(known)
-                return
-            if known is not None:
-                self._dispatcher.reattach(known, sender, envelope, now)
-                return
-            kept = self._dispatcher.kept.get(key)
-            if kept is not None:
-                self.counters.replayed += 1
-                self._dispatcher.answer(sender, kept)
+            if self._is_known(key, sender, envelope, now):
                 return
         self.counters.requests += 1
         if name.startswith(_MMI):
@@ -183,7 +176,7 @@ class BrokerCore:
         wait = self.limits.plain_wait if envelope is None else envelope.budget_seconds
         request = QueuedRequest(
             sender=sender,
-            payer=(side, client),
+            payer=(side, client if who is None else who.name.encode()),
             service=name,
             body=body,
             envelope=envelope,
@@ -191,16 +184,40 @@ class BrokerCore:
             deadline=now + wait,
             size=sum(map(len, body)),
             queued_at=now,
-            peer=peer().stamp() if name in self.access.stamped else b"",
+            peer=(who or peer()).stamp() if name in self.access.stamped else b"",
         )
         self._dispatcher.accept(request, now)
 
-    def _refuse(self, sender: Sender, name: bytes, envelope: RequestEnvelope | None) -> None:
+    def _is_known(self, key: bytes, sender: Sender, envelope: RequestEnvelope, now: float) -> bool:
+        """Whether nothing new is to be started: for a request that is here, or was answered, and for a cancel."""
+        dispatcher = self._dispatcher
+        known = dispatcher.known.by_key.get(key)
+        if envelope.cancel:
+            if known is not None:
+                dispatcher.cancel(known)
+            return True
+        if known is not None:
+            dispatcher.reattach(known, sender, envelope, now)
+            return True
+        kept = dispatcher.kept.get(key)
+        if kept is None:
+            return False
+        self.counters.replayed += 1
+        dispatcher.answer(sender, kept)
+        return True
+
+    def _refusal(self, name: bytes, who: Peer | None) -> bytes:
+        """Why a client, of this key where one is needed, may not ask for the service; empty if it may."""
+        if who is not None and not who.name:
+            return _UNKNOWN_KEY
+        return b"" if self.access.may_ask(name) else _NOT_PERMITTED
+
+    def _refuse(self, sender: Sender, name: bytes, envelope: RequestEnvelope | None, detail: bytes) -> None:
         self.counters.not_permitted += 1
         if envelope is None or envelope.cancel:
             return
         status = int(ReplyStatus.NOT_PERMITTED)
-        reply: Frames = [ReplyEnvelope(envelope.request_id, envelope.session, status).frame(), _NOT_PERMITTED]
+        reply: Frames = [ReplyEnvelope(envelope.request_id, envelope.session, status).frame(), detail]
         self._dispatcher.answer(sender, mdp.ClientFinal(name, reply))
 
     def _answer_mmi(
@@ -215,9 +232,26 @@ class BrokerCore:
         reply: Frames = [code]
         if name == b"mmi.counters" and sender.side is Side.PRIVATE:
             reply = [b"200", msgspec.msgpack.encode(self.report())]
+        elif name == b"mmi.members" and sender.side is Side.PRIVATE:
+            reply = [self._admit(mdp.plain(body))]
         if envelope is not None:
             reply.insert(0, ReplyEnvelope(envelope.request_id, envelope.session).frame())
         self._dispatcher.answer(sender, mdp.ClientFinal(name, reply))
+
+    def _admit(self, body: list[bytes]) -> bytes:
+        """Other keys count from now on; what peers have asked for that are not known any more ends. Proven by the secret."""
+        secret = self.access.secret
+        if secret is None or len(body) != 3 or not secret.matches(body[1]):  # envelope, secret, members
+            return b"403"
+        try:
+            knows = self.admit(body[2])
+        except msgspec.MsgspecError:
+            return b"400"
+        for request in self._dispatcher.known.streams_of(Side.NETWORK):
+            if not knows(Peer.read(request.peer)):
+                self._dispatcher.cancel(request)
+                self._refuse(request.sender, request.service, request.envelope, _UNKNOWN_KEY)
+        return b"200"
 
     # -- workers --------------------------------------------------------------------------------------------
 

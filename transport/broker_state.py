@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
 
 class Side(Enum):
-    """The ROUTER for clients, the private one for clients, or the one for workers."""
+    """The ROUTER for clients, that for clients on other machines, the private one for clients, or the one for workers."""
 
     CLIENTS = "clients"
+    NETWORK = "network"
     PRIVATE = "private"
     WORKERS = "workers"
 
@@ -111,7 +112,9 @@ class Sender(msgspec.Struct, gc=False):
 
 
 class QueuedRequest(msgspec.Struct, eq=False, kw_only=True):
-    """One request in the broker. Its room is charged to `payer`, the client that sent it first, also when another repeats it."""
+    """One request in the broker. Its room is charged to `payer`, the client that sent it first, also when another repeats it: by its
+    connection, or by the name of its key.
+    """
 
     sender: Sender
     payer: tuple[Side, bytes]
@@ -221,6 +224,10 @@ class KnownRequests:
             del streams[request.key]
             if not streams:
                 del self.streams[request.sender.reader]
+
+    def streams_of(self, side: Side) -> list[QueuedRequest]:
+        """Those whose readers came through this socket."""
+        return [one for (place, _), of in self.streams.items() if place is side for one in of.values()]
 
 
 class KeptFinals:

@@ -43,6 +43,7 @@ from transport.sockets import Sent
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from transport.curve import ClientKeys
     from transport.frames import Frames
 
 BUFFERED_PARTS: Final = 50_000
@@ -101,12 +102,19 @@ class Client:
     """A client of one broker, to be used in one event loop.
 
     Connects with the first request, or as an async context manager. `aclose` fails requests in flight with ClientClosed;
-    it may be called twice, and no request can be made afterwards.
+    it may be called twice, and no request can be made afterwards. With `keys` it comes through the broker's socket for the network.
     """
 
-    def __init__(self, endpoint: str, *, context: zmq.Context[zmq.Socket[bytes]] | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        keys: ClientKeys | None = None,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+    ) -> None:
         self.endpoint = str(endpoints.parse_connect(endpoint))
         self.session = os.urandom(envelopes.SESSION_BYTES)
+        self._keys = keys
         self._context = context or zmq.Context.instance()
         self._connection: Connection | None = None
         self._calls: dict[int, _Call] = {}
@@ -240,7 +248,10 @@ class Client:
             detail = "no reply" if self.connected else f"the connection to {self.endpoint} broke, no reply"
             call.fail(DeadlineExceeded(call.service, timeout=call.timeout, detail=detail))
         else:
-            call.fail(BrokerUnreachable(call.service, timeout=call.timeout, endpoint=self.endpoint))
+            refused = "" if self._connection is None else self._connection.refused
+            call.fail(
+                BrokerUnreachable(call.service, timeout=call.timeout, endpoint=self.endpoint, refused=refused)
+            )
 
     def _finish(self, call: _Call) -> None:
         self._calls.pop(call.request_id, None)
@@ -279,6 +290,7 @@ class Client:
                 on_connected=self._flush,
                 on_lost=self._on_lost,
                 on_writable=self._flush,
+                keys=self._keys,
             )
 
     def _flush(self) -> None:

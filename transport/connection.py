@@ -4,6 +4,7 @@ Rules:
 1. A lost connection is not used again: libzmq would reconnect by itself and deliver messages that were queued before,
    long after the caller got an error. The owner closes it and opens a new one.
 2. `on_connected` comes after the handshake, `on_lost` at most once, and neither after `close`.
+3. With `keys` the handshake is that of CURVE: the broker must have the secret key of the public one that is given, and know ours.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from transport.sockets import Monitor, Sent, SocketLoop
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from transport.curve import ClientKeys
     from transport.frames import Frame, Frames
 
 _RECONNECT_MS: Final = 20
@@ -65,8 +67,14 @@ async def flush_closed(*, timeout: float) -> None:  # noqa: ASYNC109 - the calle
             await done.wait()
 
 
+UNKNOWN_KEY: Final = "it does not know our key"
+NO_HANDSHAKE: Final = "it ends each handshake: its key is another one, or it wants no key, or it is no broker"
+
+
 class Connection:
-    """A DEALER with callbacks for connect and loss."""
+    """A DEALER with callbacks for connect and loss. `refused`: why the last handshake with keys has failed, or ""."""
+
+    EVENTS: Final = Monitor.CONNECTIONS | int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 
     def __init__(
         self,
@@ -77,8 +85,11 @@ class Connection:
         on_connected: Callable[[], None],
         on_lost: Callable[[], None],
         on_writable: Callable[[], None] | None = None,
+        keys: ClientKeys | None = None,
     ) -> None:
         self.connected = False
+        self.refused = ""
+        self._has_keys = keys is not None
         self._on_connected = on_connected
         self._on_lost = on_lost
         self._closed = False
@@ -87,7 +98,11 @@ class Connection:
         self._socket.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
         self._socket.set(zmq.RECONNECT_IVL_MAX, _RECONNECT_LIMIT_MS)
         keep_alive(self._socket)
-        self._monitor = Monitor(self._socket, on_event=self._on_event)
+        if keys is not None:
+            self._socket.set(zmq.CURVE_SERVERKEY, keys.server.encode())
+            self._socket.set(zmq.CURVE_PUBLICKEY, keys.pair.public.encode())
+            self._socket.set(zmq.CURVE_SECRETKEY, keys.pair.secret.encode())
+        self._monitor = Monitor(self._socket, on_event=self._on_event, events=self.EVENTS)
         self._loop = SocketLoop()
         self._drained = self._loop.add(self._socket, on_message=on_message, on_writable=on_writable)
         self._socket.connect(endpoint)
@@ -121,7 +136,13 @@ class Connection:
             return
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.connected = True
+            self.refused = ""
             self._on_connected()
-        elif self.connected:
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self.refused = UNKNOWN_KEY
+        elif not self.connected:
+            if self._has_keys and not self.refused:
+                self.refused = NO_HANDSHAKE
+        else:
             self.connected = False
             self._on_lost()

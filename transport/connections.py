@@ -4,7 +4,9 @@
 Rules:
 1. A connection beyond the bound is shut down as soon as the monitor reports it: libzmq closes it, and a libzmq peer tries
    again by itself. A message that came before that is taken like any other. The listener is kept: to unbind it would end all of its connections.
-2. Until then libzmq continues to accept, but its I/O thread waits while `UNSEEN` events are unread, however busy this thread
+2. Of a network's socket strangers go first, who have not shaken hands: whoever opens connections and says nothing takes
+   nobody's place.
+3. Until then libzmq continues to accept, but its I/O thread waits while `UNSEEN` events are unread, however busy this thread
    is. With so many descriptors in reserve for each socket, a flood never uses up the last one. With a lower limit of open
    files, three quarters of it are the reserve, and a flood must be noticed in time.
 """
@@ -54,7 +56,7 @@ class BoundedConnections:
     """Watches the connections of a socket from before its bind, and keeps them within `most`.
 
     `on_disconnected` is called for each that ends; `on_full` with True when the first one is refused, and with False when
-    there is room again.
+    there is room again. With `on_stranger` rule 2 holds; it is called with the address of one who has left without a handshake.
     """
 
     def __init__(
@@ -64,15 +66,21 @@ class BoundedConnections:
         most: int,
         on_full: Callable[[bool], None],
         on_disconnected: Callable[[], None] | None = None,
+        on_stranger: Callable[[str], None] | None = None,
     ) -> None:
         self.refused = 0
         self._bound = bound
         self._most = most
         self._on_full = on_full
         self._on_disconnected = on_disconnected
+        self._on_stranger = on_stranger
         self._open: set[int] = set()
+        self._strangers: dict[int, str] = {}
+        """By descriptor: their addresses, the oldest one first."""
         self._full = False
         events = int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        if on_stranger is not None:
+            events |= int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._monitor = Monitor(bound, on_event=self._happened, events=events)
 
     def __len__(self) -> int:
@@ -86,9 +94,18 @@ class BoundedConnections:
     def _happened(self, event: int, descriptor: int) -> None:
         if event == zmq.EVENT_ACCEPTED:
             self._open.add(descriptor)
+            if self._on_stranger is not None:
+                self._strangers[descriptor] = _address_of(descriptor)
             if len(self._open) > self._most:
-                self._refuse(descriptor)
+                refused = next(iter(self._strangers), descriptor)
+                self._strangers.pop(refused, None)
+                self._refuse(refused)
             return
+        stranger = self._strangers.pop(descriptor, None)
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            return
+        if stranger is not None and self._on_stranger is not None:
+            self._on_stranger(stranger)
         self._open.discard(descriptor)
         if self._full and len(self._open) <= self._most * _ROOM_AGAIN:
             self._full = False
@@ -111,6 +128,15 @@ class BoundedConnections:
         endpoint = last_endpoint(self._bound)
         name = connection.getsockname()
         return f"ipc://{name}" == endpoint if isinstance(name, str) else endpoint.endswith(f":{name[1]}")
+
+
+def _address_of(descriptor: int) -> str:
+    """Of the machine at the other end; "" for one that has left already."""
+    try:
+        with _opened(descriptor) as connection:
+            return str(connection.getpeername()[0])
+    except OSError:
+        return ""
 
 
 def _opened(descriptor: int) -> socket.socket:

@@ -2,7 +2,7 @@
 
 Rules:
 1. ``ipc:///absolute/path`` of at most 107 bytes (sun_path has 108, the last one is NUL), or ``tcp://address:port``.
-2. tcp is bound to loopback only, until there are keys: any process that can connect may register a service.
+2. tcp is bound to loopback only where there are no keys: any process that can connect may register a service.
 3. Stale socket files are removed, live ones never: libzmq itself would unlink a socket in use.
 """
 
@@ -60,10 +60,12 @@ def parse(endpoint: str) -> Endpoint:
     return _parse_ipc(endpoint, address) if scheme == "ipc" else _parse_tcp(endpoint, address)
 
 
-def parse_bind(endpoint: str) -> Endpoint:
-    """Parse an endpoint that is to be bound: as `parse`, and loopback only for tcp."""
+def parse_bind(endpoint: str, *, keyed: bool = False) -> Endpoint:
+    """Parse an endpoint that is to be bound: as `parse`, and loopback only for tcp, or tcp only where its peers are `keyed`."""
     parsed = parse(endpoint)
-    if not parsed.is_loopback:
+    if keyed and parsed.scheme != "tcp":
+        raise BadEndpoint(endpoint, "a network is reached over tcp://address:port")
+    if not (keyed or parsed.is_loopback):
         raise BadEndpoint(endpoint, "tcp is bound to loopback only (127.0.0.1 or ::1)")
     return parsed
 

@@ -29,6 +29,10 @@ class CannotBind(TransportError):
         super().__init__(f"cannot listen at {endpoint}: {reason}")
 
 
+class BadKey(TransportError):
+    """A text that is no key of CURVE."""
+
+
 class TooFewFiles(TransportError):
     """The process may open too few files: each connection is one. `needed` is the least limit that makes sense."""
 
@@ -63,11 +67,19 @@ class DeadlineExceeded(RequestError):
 
 
 class BrokerUnreachable(DeadlineExceeded):
-    """The deadline passed and the request was never sent: no process listens at `endpoint`. Nothing was done."""
+    """The deadline passed and the request was never sent: no process listens at `endpoint`, or it has `refused` us, for this reason.
+    Nothing was done.
+    """
 
-    def __init__(self, service: str, *, timeout: float, endpoint: str) -> None:
+    def __init__(self, service: str, *, timeout: float, endpoint: str, refused: str = "") -> None:
         self.endpoint = endpoint
-        super().__init__(service, timeout=timeout, detail=f"nobody listens at {endpoint}, not sent")
+        self.refused = refused
+        why = (
+            f"the broker at {endpoint} lets us not in ({refused})"
+            if refused
+            else f"nobody listens at {endpoint}"
+        )
+        super().__init__(service, timeout=timeout, detail=f"{why}, not sent")
 
 
 class ServiceNotFound(RequestError):

@@ -175,6 +175,14 @@ class DrainedSocket:
         except zmq.ZMQError:
             return ""
 
+    @property
+    def user_id(self) -> str:
+        """As of `peer_address`: what the handshake has found out about who sends; "" where it asked for nothing."""
+        try:
+            return "" if self._first is None else str(self._first.get("User-Id"))
+        except zmq.ZMQError:
+            return ""
+
     def touch_writable(self) -> None:
         """Call `on_writable` soon, without an edge that announces room."""
         self.full = True

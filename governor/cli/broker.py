@@ -103,7 +103,8 @@ def _interval(text: str) -> float:
 
 async def _serve(settings: BrokerSettings) -> None:
     from governor import logs  # noqa: PLC0415  # as above
-    from transport.broker import WARNINGS, Broker  # noqa: PLC0415  # as above
+    from transport.broker import Broker  # noqa: PLC0415  # as above
+    from transport.broker_events import WARNINGS  # noqa: PLC0415  # as above
 
     log = logs.get_logger()
 

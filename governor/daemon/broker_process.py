@@ -9,7 +9,7 @@ import msgspec
 from governor import logs
 from governor.processes.raw_output import redirected
 from transport import broker
-from transport.broker import WARNINGS
+from transport.broker_events import WARNINGS
 
 TARGET = "governor.daemon.broker_process:main"
 
