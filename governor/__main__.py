@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 GUARDED: Final = frozenset({"serve", "run"})
-_TAKE_A_VALUE: Final = frozenset({"--broker"})
+_TAKE_A_VALUE: Final = frozenset({"--broker", "--context"})
 _ASK_ONLY: Final = frozenset({"--help", "-h", "--version"})
 
 

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from governor.errors import ConfigError
-from governor.locations import CLIENT_SOCKET, default_runtime_dir, default_state_dir
+from governor.locations import CLIENT_SOCKET, KEYS, default_runtime_dir, default_state_dir
 from governor.units import sizes
 from governor.units.fields import AnyDuration  # noqa: TC001  # pydantic reads it at run time
 from governor.units.hooks import Hooks
 from governor.units.sections import Section, spell, validated
+from transport import endpoints
+from transport.errors import BadEndpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -90,6 +92,13 @@ def _metrics_address(value: str) -> str:
             "unix:/PATH, with a proxy that asks who it is in front of it"
         )
     return value
+
+
+def _network_endpoint(value: str) -> str:
+    try:
+        return str(endpoints.parse_bind(value, keyed=True))
+    except BadEndpoint as error:
+        raise ValueError(f"{error.reason}, not {value!r}") from None
 
 
 FilePath: TypeAlias = Annotated[Path, BeforeValidator(_path)]
@@ -193,6 +202,25 @@ class MetricsConfig(Section):
     ] = None
 
 
+class NetworkConfig(Section):
+    """Clients on other machines (docs/network.md)."""
+
+    listen: Annotated[
+        Annotated[str, AfterValidator(_network_endpoint)] | None,
+        Field(
+            description="Where clients with a key connect: `tcp://ADDRESS:PORT`; null: nowhere.",
+            examples=["tcp://0.0.0.0:5555"],
+        ),
+    ] = None
+    keys: Annotated[
+        FilePath | None,
+        Field(
+            description="Folder of the public keys that come in, and of the daemon's own key; null: `keys` in the state folder.",
+            examples=["/etc/run-governor/keys"],
+        ),
+    ] = None
+
+
 class Config(Section):
     """Settings of the daemon."""
 
@@ -226,6 +254,7 @@ class Config(Section):
     owners: Annotated[OwnersConfig, Field(description="Bounds for each user.")] = OwnersConfig()
     hooks: Annotated[Hooks, Field(description="Who is told of each run, beside its own hooks.")] = Hooks()
     ray: Annotated[RayConfig, Field(description="The Ray cluster.")] = RayConfig()
+    network: Annotated[NetworkConfig, Field(description="Clients on other machines.")] = NetworkConfig()
     metrics: Annotated[MetricsConfig, Field(description="Metrics in OpenMetrics format.")] = MetricsConfig()
     socket_group: Annotated[
         Annotated[str, Field(min_length=1)] | None,
@@ -272,6 +301,11 @@ class Config(Section):
             examples=[30],
         ),
     ] = None
+
+    @property
+    def keys(self) -> Path:
+        """The folder of the keys of the network."""
+        return self.network.keys or self.state_dir / KEYS
 
     @property
     def client_endpoint(self) -> str:

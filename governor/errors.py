@@ -277,6 +277,7 @@ def from_transport(error: TransportError, *, endpoint: str) -> GovernorError:  #
     """The error for a request of the executor that has failed."""
     from governor.messages import SERVICE  # noqa: PLC0415  # as above
     from transport import errors  # noqa: PLC0415  # as above
+    from transport.connection import UNKNOWN_KEY  # noqa: PLC0415  # as above
 
     match error:
         case errors.MalformedFrames():
@@ -284,6 +285,10 @@ def from_transport(error: TransportError, *, endpoint: str) -> GovernorError:  #
         case errors.ServiceNotFound() if error.service != SERVICE:
             return Unreachable(
                 endpoint, text=f"no RunGovernor {error.service!r} serves at {endpoint}; has it ended?"
+            )
+        case errors.BrokerUnreachable() if error.refused == UNKNOWN_KEY:
+            return NotPermitted(
+                f"the daemon at {endpoint} does not know the key of this context: `governor keys list`, there, shows those that it knows"
             )
         case errors.BrokerUnreachable():
             return Unreachable(endpoint, str(error))

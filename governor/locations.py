@@ -20,6 +20,8 @@ NAME: Final = "run-governor"
 CLIENT_SOCKET: Final = "broker.sock"
 JOURNAL: Final = "governor.db"
 """In the state folder: what has it is the folder of a daemon."""
+KEYS: Final = "keys"
+"""In the state folder: who may reach its daemon through the network."""
 STALE_SECONDS: Final = 3.0
 """A restarted broker is back by then, also when its forkserver must restart."""
 RETRY_SECONDS: Final = 0.2
@@ -36,9 +38,14 @@ def secret_folders(environ: Mapping[str, str] = os.environ) -> list[Path]:
     """Where secrets are looked for: $CREDENTIALS_DIRECTORY of systemd, then ``secrets`` in $XDG_CONFIG_HOME/run-governor or
     ~/.config/run-governor.
     """
-    home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".config"
     given = environ.get("CREDENTIALS_DIRECTORY")
-    return [*([Path(given)] if given else []), Path(home) / NAME / "secrets"]
+    return [*([Path(given)] if given else []), config_dir(environ) / "secrets"]
+
+
+def config_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """A user's own settings: $XDG_CONFIG_HOME/run-governor, else ~/.config/run-governor."""
+    home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".config"
+    return Path(home) / NAME
 
 
 def default_runtime_dir(state_dir: Path, environ: Mapping[str, str] = os.environ) -> Path:

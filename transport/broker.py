@@ -226,15 +226,16 @@ class Broker:
         if side is self._side_of_workers:
             socket.set(zmq.SNDHWM, _WORKER_HIGH_WATER)
             on_disconnected = self._on_worker_disconnected
-        self._connections.append(
-            BoundedConnections(
-                socket,
-                most=most,
-                on_full=on_full,
-                on_disconnected=on_disconnected,
-                on_stranger=None if guard is None else guard.stranger,
-            )
+        connections = BoundedConnections(
+            socket,
+            most=most,
+            on_full=on_full,
+            on_disconnected=on_disconnected,
+            on_stranger=None if guard is None else guard.stranger,
         )
+        self._connections.append(connections)
+        if guard is not None:
+            guard.on_message = connections.known
         return socket
 
     def _bind(self, side: Side, socket: zmq.Socket[bytes], endpoint: str) -> str:

@@ -248,10 +248,13 @@ class Client:
             detail = "no reply" if self.connected else f"the connection to {self.endpoint} broke, no reply"
             call.fail(DeadlineExceeded(call.service, timeout=call.timeout, detail=detail))
         else:
-            refused = "" if self._connection is None else self._connection.refused
-            call.fail(
-                BrokerUnreachable(call.service, timeout=call.timeout, endpoint=self.endpoint, refused=refused)
-            )
+            self._fail_unsent(call)
+
+    def _fail_unsent(self, call: _Call) -> None:
+        refused = "" if self._connection is None else self._connection.refused
+        call.fail(
+            BrokerUnreachable(call.service, timeout=call.timeout, endpoint=self.endpoint, refused=refused)
+        )
 
     def _finish(self, call: _Call) -> None:
         self._calls.pop(call.request_id, None)
@@ -291,12 +294,18 @@ class Client:
                 on_lost=self._on_lost,
                 on_writable=self._flush,
                 keys=self._keys,
+                on_unknown=self._on_unknown,
             )
 
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, {}
         for call in unsent.values():
             self._transmit(call)
+
+    def _on_unknown(self) -> None:
+        """The broker has said so, with its key: a later try ends in the same way, until somebody has changed its mind."""
+        for call in list(self._unsent.values()):
+            self._fail_unsent(call)
 
     def _on_lost(self) -> None:
         if self._connection is not None:

@@ -5,6 +5,7 @@ Rules:
    long after the caller got an error. The owner closes it and opens a new one.
 2. `on_connected` comes after the handshake, `on_lost` at most once, and neither after `close`.
 3. With `keys` the handshake is that of CURVE: the broker must have the secret key of the public one that is given, and know ours.
+   `on_unknown` is called each time that it does not.
 """
 
 from __future__ import annotations
@@ -68,11 +69,11 @@ async def flush_closed(*, timeout: float) -> None:  # noqa: ASYNC109 - the calle
 
 
 UNKNOWN_KEY: Final = "it does not know our key"
-NO_HANDSHAKE: Final = "it ends each handshake: its key is another one, or it wants no key, or it is no broker"
+NO_HANDSHAKE: Final = "it ends each handshake: it has another key than we expect, or it wants one and we have none, or it has no room"
 
 
 class Connection:
-    """A DEALER with callbacks for connect and loss. `refused`: why the last handshake with keys has failed, or ""."""
+    """A DEALER with callbacks for connect and loss. `refused`: why the last handshake has failed, or ""."""
 
     EVENTS: Final = Monitor.CONNECTIONS | int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 
@@ -86,10 +87,11 @@ class Connection:
         on_lost: Callable[[], None],
         on_writable: Callable[[], None] | None = None,
         keys: ClientKeys | None = None,
+        on_unknown: Callable[[], None] = lambda: None,
     ) -> None:
         self.connected = False
         self.refused = ""
-        self._has_keys = keys is not None
+        self._on_unknown = on_unknown
         self._on_connected = on_connected
         self._on_lost = on_lost
         self._closed = False
@@ -140,9 +142,9 @@ class Connection:
             self._on_connected()
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.refused = UNKNOWN_KEY
+            self._on_unknown()
         elif not self.connected:
-            if self._has_keys and not self.refused:
-                self.refused = NO_HANDSHAKE
+            self.refused = self.refused or NO_HANDSHAKE
         else:
             self.connected = False
             self._on_lost()

@@ -4,8 +4,8 @@
 Rules:
 1. A connection beyond the bound is shut down as soon as the monitor reports it: libzmq closes it, and a libzmq peer tries
    again by itself. A message that came before that is taken like any other. The listener is kept: to unbind it would end all of its connections.
-2. Of a network's socket strangers go first, who have not shaken hands: whoever opens connections and says nothing takes
-   nobody's place.
+2. Of a network's socket strangers go first, from whom no message has come (`known`; a handshake is reported without its connection):
+   whoever opens connections and says nothing takes nobody's place.
 3. Until then libzmq continues to accept, but its I/O thread waits while `UNSEEN` events are unread, however busy this thread
    is. With so many descriptors in reserve for each socket, a flood never uses up the last one. With a lower limit of open
    files, three quarters of it are the reserve, and a flood must be noticed in time.
@@ -56,7 +56,7 @@ class BoundedConnections:
     """Watches the connections of a socket from before its bind, and keeps them within `most`.
 
     `on_disconnected` is called for each that ends; `on_full` with True when the first one is refused, and with False when
-    there is room again. With `on_stranger` rule 2 holds; it is called with the address of one who has left without a handshake.
+    there is room again. With `on_stranger` rule 2 holds; it is called with the address of one who has left without a message.
     """
 
     def __init__(
@@ -79,8 +79,6 @@ class BoundedConnections:
         """By descriptor: their addresses, the oldest one first."""
         self._full = False
         events = int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
-        if on_stranger is not None:
-            events |= int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._monitor = Monitor(bound, on_event=self._happened, events=events)
 
     def __len__(self) -> int:
@@ -90,6 +88,10 @@ class BoundedConnections:
     def close(self) -> None:
         """Stop watching. Call it once, before the socket is closed."""
         self._monitor.close()
+
+    def known(self, descriptor: int) -> None:
+        """A message has come from there."""
+        self._strangers.pop(descriptor, None)
 
     def _happened(self, event: int, descriptor: int) -> None:
         if event == zmq.EVENT_ACCEPTED:
@@ -102,8 +104,6 @@ class BoundedConnections:
                 self._refuse(refused)
             return
         stranger = self._strangers.pop(descriptor, None)
-        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            return
         if stranger is not None and self._on_stranger is not None:
             self._on_stranger(stranger)
         self._open.discard(descriptor)

@@ -64,6 +64,12 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     public: str
 
 
+class Members(msgspec.Struct, frozen=True):
+    """All who come in."""
+
+    members: tuple[Member, ...]
+
+
 class NetworkSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A socket for clients on other machines: only `members` come in, and know the broker by the public key of `pair`."""
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 LINES: Final = 5
 UNKNOWN_KEY: Final = "its key is not known"
-NO_HANDSHAKE: Final = "no handshake with a key"
+NO_HANDSHAKE: Final = "no handshake with a key, or no message behind it"
 _ADDRESSES: Final = 1_000
 _ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 _DOMAIN: Final = b"network"
@@ -48,6 +48,8 @@ class Gatekeeper:
     def __init__(self, settings: NetworkSettings, *, on_event: OnEvent) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.refused = 0
+        self.on_message: Callable[[int], None] = lambda _: None
+        """Is called with the descriptor of a connection through which a message has come."""
         self._pair = settings.pair
         self._on_event = on_event
         self._members: dict[str, Member] = {}
@@ -88,6 +90,7 @@ class Gatekeeper:
 
     def peer(self, drained: DrainedSocket) -> Peer:
         """Who sent the message that is being read; without a name if its key is no longer known."""
+        self.on_message(drained.descriptor)
         member = self._members.get(drained.user_id)
         if member is None:
             return Peer.told(drained.peer_address, local=False)
@@ -102,7 +105,7 @@ class Gatekeeper:
     # -- refusals ---------------------------------------------------------------------------------------------
 
     def stranger(self, address: str) -> None:
-        """A connection from there has ended before a handshake."""
+        """A connection from there has ended before a message."""
         if self._unknown[address] > 0:
             self._unknown[address] -= 1
         else:

@@ -183,6 +183,11 @@ class DrainedSocket:
         except zmq.ZMQError:
             return ""
 
+    @property
+    def descriptor(self) -> int:
+        """As of `peer_address`: that of the connection, in this process; -1 where it is not known."""
+        return -1 if self._first is None else int(self._first.get(zmq.SRCFD))
+
     def touch_writable(self) -> None:
         """Call `on_writable` soon, without an edge that announces room."""
         self.full = True

@@ -51,6 +51,7 @@ VERBS: Final = {
     "drain": "control:drain",
     "undrain": "control:undrain",
     "shutdown": "control:shutdown",
+    "keys": "network.keys:command",
     "broker": "broker:command",
 }
 """Each verb and where its command is, in the order of a new user's first steps."""
@@ -141,8 +142,17 @@ def _print_internal_error(error: Exception, *, debug: bool) -> None:
     metavar="ENDPOINT",
     help="Where the daemon is. Default: $GOVERNOR_BROKER, else the socket in the first runtime folder that has one.",
 )
+@click.option(
+    "--context",
+    metavar="NAME",
+    help="A daemon on another machine, by the name or the path of a file with its endpoint and keys. Default: $GOVERNOR_CONTEXT.",
+)
 @click.option("--debug", is_flag=True, help="Show the traceback of an internal error.")
 @click.pass_context
-def cli(ctx: click.Context, *, broker: str | None, debug: bool) -> None:  # noqa: ARG001  # read from ctx.params
+def cli(ctx: click.Context, *, broker: str | None, context: str | None, debug: bool) -> None:  # noqa: ARG001  # read from ctx.params
     """Bring an experiment run to exactly one end."""
+    if broker is not None and context is not None:
+        raise click.UsageError("--broker and --context both say where the daemon is: give one of them")
+    if context is not None:
+        os.environ["GOVERNOR_CONTEXT"] = context
     ctx.obj = broker

@@ -30,6 +30,11 @@ import click
 @click.option("--ray-cpus", type=int, help="CPUs that the local Ray head offers.")
 @click.option("--ray-token", metavar="FILE", help="File with the token of the Ray cluster.")
 @click.option("--socket-group", metavar="GROUP", help="Open the client socket to this group.")
+@click.option(
+    "--listen",
+    metavar="ENDPOINT",
+    help="For clients with a key on other machines (docs/network.md): tcp://ADDRESS:PORT.",
+)
 @click.option("--log-format", metavar="FORMAT", help="console, journal or json.")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option("--stop-grace", metavar="DURATION", help="How long runs may take to stop in order, like 20s.")
@@ -42,6 +47,7 @@ def command(
     ray_address: str | None,
     ray_cpus: int | None,
     ray_token: str | None,
+    listen: str | None,
     **options: Any,
 ) -> None:
     """Serve runs until SIGTERM. Exit 75 when another daemon uses the same state folder."""
@@ -50,9 +56,10 @@ def command(
 
     notifier = SystemdNotifier.from_environ()
     ray = {"ray.address": ray_address, "ray.num_cpus": ray_cpus, "ray.token_path": ray_token}
+    network = {"network.listen": listen}
 
     def read() -> configuration.Config:
-        return configuration.load(config_file, options={**options, **ray})
+        return configuration.load(config_file, options={**options, **ray, **network})
 
     config = read()
 

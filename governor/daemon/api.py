@@ -65,6 +65,7 @@ from governor.messages import (
     encode,
 )
 from governor.messages.chunking import chunks, slices
+from governor.network import roles
 from governor.runs.assignment import Assignment, Waiting
 from governor.runs.record import failures
 from governor.runs.record.result import (
@@ -120,6 +121,7 @@ class DaemonApi:
         except (IndexError, msgspec.MsgspecError) as error:
             raise BadRequest(f"not understood, is the client of another version? ({error})") from error
         by = await self._senders.of(request)
+        roles.require(by, asked)
         match asked:
             case Submit():
                 return await self._submissions.submit(asked, by)
@@ -170,7 +172,7 @@ class DaemonApi:
                 return await self._daemon.prune(asked)
             case Reload():
                 log.info("reload.requested", by=by)
-                return self._daemon.reload()
+                return await self._daemon.reload()
             case Stop(reason=reason):
                 log.info("stop.requested", reason=reason, by=by)
                 self._daemon.stop(reason)

@@ -17,6 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from governor import logs
 from governor.daemon.broker_process import TARGET as BROKER
 from governor.daemon.broker_process import BrokerOrder
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from governor.logs import LogFormat
     from governor.processes.process import ChildProcess
     from transport.access import Secret
+    from transport.curve import Member, NetworkSettings
 
 FIRST_BACK_OFF: Final = 0.05
 BACK_OFF_LIMIT: Final = 5.0
@@ -73,16 +76,12 @@ class BrokerProcess:
     def __init__(
         self, settings: BrokerSettings, *, log_format: LogFormat = "json", log_level: str = "info"
     ) -> None:
+        self._settings = settings
         self._endpoint = settings.private_endpoint or settings.client_endpoint
         place = endpoints.parse(self._endpoint).path
         folder = Path(tempfile.gettempdir()) if place is None else place.parent
         self._raw_output = RawOutput(folder / "broker.output", event="broker.log")
-        self._payload = BrokerOrder(
-            settings=settings.encode(),
-            raw_output=str(self._raw_output.path),
-            log_format=log_format,
-            log_level=log_level,
-        ).encode()
+        self._log_format, self._log_level = log_format, log_level
         shared = settings.client_endpoint if settings.client_group is not None else None
         self._sockets = {
             path: 0o660 if endpoint == shared else 0o600
@@ -124,12 +123,33 @@ class BrokerProcess:
             )
             await asyncio.sleep(counted.delay)
 
+    def _order(self) -> bytes:
+        return BrokerOrder(
+            settings=self._settings.encode(),
+            raw_output=str(self._raw_output.path),
+            log_format=self._log_format,
+            log_level=self._log_level,
+        ).encode()
+
+    async def admit(self, members: tuple[Member, ...]) -> bool:
+        """Has other keys count, now and after a restart; returns whether they are others."""
+        settings = self._settings
+        if settings.network is None or settings.network.members == members or settings.access.secret is None:
+            return False
+        network = msgspec.structs.replace(settings.network, members=members)
+        self._settings = msgspec.structs.replace(settings, network=network)
+        body = settings.access.secret.value, msgspec.msgpack.encode(members)
+        async with Client(self._endpoint) as client:
+            with contextlib.suppress(TransportError):  # a broker that does not answer is replaced
+                await client.request("mmi.members", *body, timeout=ANSWER_SECONDS, idempotent=True)
+        return True
+
     async def _run_once(self) -> str:
         """Starts the broker and waits; returns how it exited or why it did not start, empty if it was stopped because
         its sockets were removed.
         """
         try:
-            child = await process.start(name="broker", target=BROKER, payload=self._payload)
+            child = await process.start(name="broker", target=BROKER, payload=self._order())
         except ProcessError as error:
             log.warning("broker.not_started", reason=str(error))
             return f"not started ({error})"
@@ -238,7 +258,7 @@ async def _ping(client: Client) -> None:
     await client.request("mmi.service", b"governor", timeout=ASK_SECONDS, idempotent=True)
 
 
-def broker_of(config: Config, secret: Secret) -> BrokerProcess:
+def broker_of(config: Config, secret: Secret, network: NetworkSettings | None = None) -> BrokerProcess:
     """The broker of a daemon."""
     settings = BrokerSettings(
         client_endpoint=config.client_endpoint,
@@ -246,6 +266,7 @@ def broker_of(config: Config, secret: Secret) -> BrokerProcess:
         private_endpoint=config.private_endpoint,
         client_group=config.socket_group,
         access=access_of(secret),
+        network=network,
     )
     log_format = config.log_format or logs.choose_format()
     return BrokerProcess(settings, log_format=log_format, log_level=config.log_level)

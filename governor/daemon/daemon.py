@@ -39,6 +39,7 @@ from governor.journal.journal import Journal
 from governor.journal.retention import Pruner, RetentionPolicy, requested_policy
 from governor.locations import JOURNAL
 from governor.messages import SERVICE, Reloaded
+from governor.network import listening
 from governor.output.collector import Collector
 from governor.processes import leftovers, process
 from governor.runs.active_run import RunContext
@@ -237,7 +238,7 @@ class Daemon:
         if forkserver.failures:
             log.warning("forkserver.not_preloaded", failures=forkserver.failures)
         secret = Secret.new()
-        self._broker = broker_of(config, secret)
+        self._broker = broker_of(config, secret, await asyncio.to_thread(listening.settings_of, config))
         await stack.enter_async_context(self._background.running(self._broker.run(), "broker"))
         client = await stack.enter_async_context(Client(config.private_endpoint))
         await wait_until_answering(client)
@@ -348,11 +349,14 @@ class Daemon:
             self._on_signal(signal.SIGHUP)
             return
         self._notifier.reloading()
+        self._background.spawn(self._reload_and_tell(), "reload")
+
+    async def _reload_and_tell(self) -> None:
         with suppress(ConfigError):  # it is in the log and the status
-            self.reload()
+            await self.reload()
         self._notifier.ready()
 
-    def reload(self) -> Reloaded:
+    async def reload(self) -> Reloaded:
         """Reloads the configuration. Raises ConfigError with all faults, then nothing has changed; UsageError when
         there is no configuration to reload.
         """
@@ -361,11 +365,14 @@ class Daemon:
         try:
             wanted = self._reload()
             changed = config_module.changed(self.config, wanted)
+            members = await asyncio.to_thread(listening.members_of, wanted)
         except ConfigError as error:
             log.error("daemon.reload_refused", faults=list(error.faults))  # noqa: TRY400  # the faults are complete
             self._refused = f"; reload refused: {', '.join(error.faults)}"
             raise
         else:
+            if await self._broker.admit(members):
+                changed = (*changed, "keys")
             log.info("daemon.reloaded", changed=list(changed))
             self.config, self._refused = wanted, ""
             self.sharing.apply(wanted)

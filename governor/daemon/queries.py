@@ -82,7 +82,7 @@ class DaemonState(Protocol):
 
     async def prune(self, asked: Prune) -> Pruned: ...
 
-    def reload(self) -> Reloaded:
+    async def reload(self) -> Reloaded:
         """Raises ConfigError with all faults, UsageError when there is no configuration to reload."""
 
     def stop(self, reason: str) -> None:

@@ -29,7 +29,7 @@ from governor.journal.tables import RECORD_OF
 from governor.processes import leftovers
 from governor.processes.identity import ProcessIdentity
 from governor.processes.readiness import readable
-from governor.runs.assignment import Assignment, Waiting
+from governor.runs.assignment import Assignment, Waiting, owner_of
 from governor.runs.record import history, resume, snapshot, staging
 from governor.runs.record.result import record_result
 from governor.runs.run_log import run_ended
@@ -199,7 +199,7 @@ class Recovery:
             (event.data.get("by", {}) for event in events if event.kind == "run.accepted"), {}
         )
         return _Record(
-            run=replace(waiting, owner=by.get("uid"), priority=run.priority, requires=run.requires),
+            run=replace(waiting, owner=owner_of(by), priority=run.priority, requires=run.requires),
             resume=how,
             is_begun=row.started_at is not None,
             past=self._past(row.uid, events, resume=how),

@@ -18,7 +18,7 @@ from governor.errors import TryAgain, UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from governor.runs.assignment import Waiting
+    from governor.runs.assignment import Owner, Waiting
 
 
 class Rule(Protocol):
@@ -97,7 +97,7 @@ class RunQueue:
         self._lanes: dict[int, _Lane] = {}
         """By priority, the highest one first."""
         self._priorities: dict[str, int] = {}
-        self._owned: Counter[int | None] = Counter()
+        self._owned: Counter[Owner | None] = Counter()
         """Runs by owner, and places that are promised."""
         self._promised = 0
 
@@ -113,9 +113,9 @@ class RunQueue:
             yield from lane.runs.values()
 
     @contextmanager
-    def place(self, runs: int = 1, *, owner: int | None = None) -> Iterator[None]:
+    def place(self, runs: int = 1, *, owner: Owner | None = None) -> Iterator[None]:
         """Reserves places in the queue while their runs are being recorded: all or none. Raises TryAgain when it has no room for them,
-        or their `owner` (uid) has too many there, UsageError when it never has.
+        or their `owner` has too many there, UsageError when it never has.
         """
         if runs > self.limit:
             raise UsageError(
@@ -134,7 +134,7 @@ class RunQueue:
             self._promised -= runs
             self._owned[owner] -= runs
 
-    def _require_owner(self, runs: int, owner: int | None) -> None:
+    def _require_owner(self, runs: int, owner: Owner | None) -> None:
         most, queued = self.owner_limit, self._owned[owner]
         if most is None or owner is None or queued + runs <= most:
             return

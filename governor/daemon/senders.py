@@ -1,4 +1,5 @@
-"""Who sent a request: what the kernel told the broker, and the name that the password database has for the user.
+"""Who sent a request: what the kernel told the broker, and the name that the password database has for the user; through the
+network, the name and the role of the key.
 
 The database may be a server that does not answer: it is asked in a thread, once for each uid, and only the first request of a
 uid waits for it, `NAME_SECONDS` at most.
@@ -48,7 +49,7 @@ class Senders:
         self._names: dict[int, asyncio.Future[str]] = {}
 
     async def of(self, request: Request) -> dict[str, Any]:
-        """`uid`, `gid`, `pid` and `user`, or `address`, as far as they are known."""
+        """`uid`, `gid`, `pid` and `user`, or `address`, `name` and `role`, as far as they are known."""
         known = {} if request.peer is None else asdict(request.peer)
         if (uid := known.get("uid")) is not None:
             known["user"] = await self._user(uid)

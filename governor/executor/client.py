@@ -70,6 +70,7 @@ class Executor(Control, Groups):
     Args:
         broker: the daemon's endpoint, or the path of its socket. By default ``$GOVERNOR_BROKER``, else the socket in the first
             runtime folder that has one.
+        context: a daemon on another machine: the name of a context, or the path of its file. By default ``$GOVERNOR_CONTEXT``.
         timeout: the deadline of each call, in seconds.
         patience: for so many seconds a call tries again to reach a daemon that is gone, as one that is restarted.
         awaits_restart: if not, a daemon that shuts down in order is not waited for: a `watch` ends then, and a run that
@@ -78,7 +79,7 @@ class Executor(Control, Groups):
 
     Raises:
         Unreachable: no broker is given, and there is no socket.
-        UsageError: the endpoint makes no sense.
+        UsageError: the endpoint makes no sense, or the context cannot be read.
     """
 
     async def submit(

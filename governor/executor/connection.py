@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import msgspec
@@ -19,15 +20,29 @@ from governor.errors import (
 )
 from governor.locations import find_broker, refuse_stale_socket
 from governor.messages import SERVICE, Done, ExecutorReply, ExecutorRequest, Refused, decode_reply, encode
+from governor.network import contexts
 from transport.client import Client
 from transport.errors import BadEndpoint, TransportError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from transport.curve import ClientKeys
+
 RETRY_SECONDS: Final = 0.2
 
 R = TypeVar("R", bound=ExecutorReply)
+
+
+def _place(broker: str | None, context: str | None) -> tuple[str, ClientKeys | None]:
+    """The endpoint, and the keys for one on another machine. Raises Unreachable, UsageError."""
+    named = context or (None if broker else os.environ.get(contexts.VARIABLE))
+    if named is None:
+        return find_broker(broker), None
+    if broker:
+        raise UsageError("`broker` and `context` both say where the daemon is: give one of them")
+    found = contexts.load(named)
+    return found.endpoint, found.keys
 
 
 class Connection:
@@ -37,18 +52,19 @@ class Connection:
         self,
         broker: str | None = None,
         *,
+        context: str | None = None,
         timeout: float = 10.0,
         patience: float = 30.0,
         awaits_restart: bool = True,
         service: str = SERVICE,
     ) -> None:
-        self.endpoint = find_broker(broker)
+        self.endpoint, keys = _place(broker, context)
         self.service = service
         self.timeout = timeout
         self.patience = patience
         self._awaits_restart = awaits_restart
         try:
-            self._client = Client(self.endpoint)
+            self._client = Client(self.endpoint, keys=keys)
         except BadEndpoint as error:
             raise UsageError(str(error)) from error
 

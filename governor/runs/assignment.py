@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from governor.messages import ChangeTasksCommand, Made, StartSimulation, StartTasks, TaskSpec
 from governor.messages.figures import PhaseFigures
@@ -15,7 +15,7 @@ from governor.runs.liveness import USER_CODE_SECONDS
 from governor.tasks.protocol.wire import PROGRAM
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from governor.journal.runs_table import RunRow
     from governor.messages import EndedRuns, FailureKind
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 OF_PROGRAM: Final = ("command", "cwd", "env", "stdin", "result")
 """Keys of a task that runs a program."""
+Owner: TypeAlias = int | str
 UID_ALPHABET: Final = "abcdefghjkmnpqrstvwxyz23456789"
 """No letters that look like others, no vowels that make words."""
 UID_LENGTH: Final = 8
@@ -34,11 +35,17 @@ def new_uid() -> str:
     return "".join(secrets.choice(UID_ALPHABET) for _ in range(UID_LENGTH))
 
 
+def owner_of(by: Mapping[str, Any]) -> Owner | None:
+    """Whose a run is that was submitted `by` this sender, for the bounds of each user: a uid, or the name of a key."""
+    owner: Owner | None = by.get("uid", by.get("name"))
+    return owner
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
     """A run that waits for a slot, without its run file: there may be many. `worked`, `restarts_used`, `failed` and `failure` are as
     in the plan. `pause`: the reason of one who has paused it, None if nobody has. `group`: that which it is a run of. `owner`: the uid of who has
-    submitted it, None if that is not on record.
+    submitted it, or the name of the key, None if that is not on record.
     """
 
     uid: str
@@ -50,7 +57,7 @@ class Waiting:
     failure: str = ""
     pause: str | None = None
     group: str | None = None
-    owner: int | None = None
+    owner: Owner | None = None
     priority: int = 0
     requires: Requires | None = None
 

@@ -240,7 +240,9 @@ async def test_connections_are_bounded_and_come_in_again_when_there_is_room(worl
             asked = asyncio.create_task(client.request("echo", b"waits", timeout=30, idempotent=True))
             await until(lambda: broker.counters["connections_refused"] > 3)
         assert await asked == [b"waits"]
-        await until(lambda: broker.counters["connections"] == 2)  # the worker, and the client that has come in
+        await until(
+            lambda: broker.counters["connections"] == 2
+        )  # the worker, and the client that has come in
     assert world.events == [
         "broker.started",
         "broker.connections_refused",

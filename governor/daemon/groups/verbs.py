@@ -33,7 +33,7 @@ from governor.messages import (
     SubmittedGroup,
 )
 from governor.run_file.load import digest, parse_group
-from governor.runs.assignment import UID_ALPHABET, UID_LENGTH, Waiting, new_uid
+from governor.runs.assignment import UID_ALPHABET, UID_LENGTH, Waiting, new_uid, owner_of
 from governor.runs.record import snapshot
 from governor.runs.variables import require_secrets
 
@@ -111,7 +111,7 @@ class Groups:
         for made in runs:
             self._daemon.sharing.machine.require_possible(made.requires)
         await asyncio.to_thread(require_secrets, runs)
-        with self._daemon.queue.place(len(new), owner=by.get("uid")):
+        with self._daemon.queue.place(len(new), owner=owner_of(by)):
             recorded = await self._record(group, new, asked.folder, by=by, copies=copied is not None)
         if recorded.uid != uid:
             return await self._known(recorded, this)
@@ -122,7 +122,7 @@ class Groups:
             waiting = Waiting(
                 uid=each.uid,
                 group=uid,
-                owner=by.get("uid"),
+                owner=owner_of(by),
                 priority=of_cell.priority,
                 requires=of_cell.requires,
             )

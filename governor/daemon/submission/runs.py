@@ -18,7 +18,7 @@ from governor.daemon.submission.files import CodeRecorder, recorded_with_files
 from governor.errors import AlreadyEnded, GoingDown, NotEnded, TryAgain, UsageError
 from governor.messages import Submitted
 from governor.run_file.load import digest, parse
-from governor.runs.assignment import Waiting, new_uid
+from governor.runs.assignment import Waiting, new_uid, owner_of
 from governor.runs.record import code, environment, resume, snapshot
 from governor.runs.variables import require_secrets
 
@@ -54,11 +54,11 @@ class Submissions:
         self._daemon.sharing.machine.require_possible(run.requires)
         await asyncio.to_thread(require_secrets, [run])
         uid = new_uid()
-        with self._daemon.queue.place(owner=by.get("uid")):
+        with self._daemon.queue.place(owner=owner_of(by)):
             recorded = await self._record(uid, asked, run, digest=this, by=by)
         if recorded != uid:
             await self._find_known(asked.key, this)
-        waiting = Waiting(uid=uid, owner=by.get("uid"), priority=run.priority, requires=run.requires)
+        waiting = Waiting(uid=uid, owner=owner_of(by), priority=run.priority, requires=run.requires)
         return self._accepted(waiting, recorded, run_name=run.name, key=asked.key, by=by)
 
     async def _record(self, uid: str, asked: Submit, run: Run, *, digest: bytes, by: dict[str, Any]) -> str:
@@ -99,13 +99,13 @@ class Submissions:
             why = "nothing of it failed or is missing, so there is nothing to resume"
             raise AlreadyEnded(row.uid, message=f"run {row.uid} has ended already: finished; {why}")
         uid = new_uid()
-        with self._daemon.queue.place(owner=by.get("uid")):
+        with self._daemon.queue.place(owner=owner_of(by)):
             recorded = await self._record_rest(uid, asked, (row, run, kept), by=by, of_group=of_group)
         waiting = Waiting(
             uid=uid,
             first_phase=kept.first_phase,
             group=row.group_uid,
-            owner=by.get("uid"),
+            owner=owner_of(by),
             priority=run.priority,
             requires=run.requires,
         )

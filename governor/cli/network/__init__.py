@@ -1,0 +1,1 @@
+"""The verbs for daemons that are reached from other machines."""

@@ -1,0 +1,1 @@
+"""Daemons that are reached from other machines: keys, roles, contexts of clients."""
