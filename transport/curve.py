@@ -5,6 +5,7 @@ A key is 32 bytes, written as 40 characters of Z85 (RFC 32).
 
 from __future__ import annotations
 
+import struct
 from typing import Any, Self
 
 import msgspec
@@ -21,7 +22,7 @@ def checked(key: str) -> str:
     try:
         if len(key) == KEY_CHARACTERS and len(z85.decode(key.encode("ascii"))) * 5 == KEY_CHARACTERS * 4:
             return key
-    except (UnicodeEncodeError, KeyError, ValueError):
+    except (UnicodeEncodeError, KeyError, ValueError, struct.error):
         pass
     raise BadKey(f"a key has {KEY_CHARACTERS} characters of Z85")
 
