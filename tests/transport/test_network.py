@@ -257,12 +257,17 @@ async def test_strangers_take_nobodys_place(world):
     """More connections than there may be, which say nothing: who has a key comes in, and those that are in stay."""
     limits = BrokerLimits(heartbeat=0.1, connections=8)
     async with Network(world, limits=limits) as network, network.client(ALICE) as inside:
-        await who(inside)
+        stream = inside.stream("parts", idle_timeout=60)
+        await anext(stream)
+        goes_on = asyncio.ensure_future(anext(stream))
         silent = [socket.create_connection(("127.0.0.1", network.port)) for _ in range(30)]
         async with network.client(BOB) as late:
             assert (await who(late)).name == "bob"
             assert (await who(inside)).name == "alice"
         assert network.broker.counters["connections_refused"] >= 20
+        assert not goes_on.done()  # its connection is the same
+        goes_on.cancel()
+        await asyncio.wait({goes_on})
         for each in silent:
             each.close()
         await until(lambda: any(each["rule"].startswith("no handshake") for each in network.refusals))
