@@ -48,6 +48,12 @@ def config_dir(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(home) / NAME
 
 
+def cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """What can be had again: $XDG_CACHE_HOME/run-governor, else ~/.cache/run-governor."""
+    home = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".cache"
+    return Path(home) / NAME
+
+
 def default_runtime_dir(state_dir: Path, environ: Mapping[str, str] = os.environ) -> Path:
     """$RUNTIME_DIRECTORY, else $XDG_RUNTIME_DIR/run-governor, else /run/run-governor for root, else below `state_dir`."""
     if named := _named(environ, "RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"):

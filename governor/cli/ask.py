@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -40,6 +41,13 @@ def ask(broker: str | None, question: Callable[[Executor], Awaitable[T]]) -> T:
             return await question(executor)
 
     return asyncio.run(asked())
+
+
+def is_elsewhere(broker: str | None) -> bool:
+    """Whether the daemon may be on another machine, so that no file on this one is of its runs."""
+    return "tcp://" in (broker or os.environ.get("GOVERNOR_BROKER", "")) or (
+        not broker and "GOVERNOR_CONTEXT" in os.environ
+    )
 
 
 def kept_folder(state_dir: Path, uid: str, *, instead_of: GovernorError) -> Path:

@@ -5,7 +5,6 @@ The daemon is asked. Where none answers, or it has no such run (of `governor run
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sys
@@ -145,8 +144,7 @@ def _ask(broker: str | None, asked: ReadOutput, printer: _Printer) -> None:
     try:
         ask.ask(broker, read)
     except (Unreachable, NoSuchRun) as error:
-        is_elsewhere = "tcp://" in (broker or os.environ.get("GOVERNOR_BROKER", ""))
-        if printer.has_begun or is_elsewhere:
+        if printer.has_begun or ask.is_elsewhere(broker):
             raise
         kept = _kept_pages(default_state_dir(), asked, follow=printer.follow, instead_of=error)
         printer.print_all(kept)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -139,7 +138,7 @@ async def _collect(
             async with Executor(broker) as executor:
                 runs.append(await collect_run(DaemonSource(executor), uid, asked=asked))
         except (Unreachable, NoSuchRun) as error:
-            if "tcp://" in (broker or os.environ.get("GOVERNOR_BROKER", "")):
+            if ask.is_elsewhere(broker):
                 raise
             runs.append(await collect_run(_kept(default_state_dir(), uid, error), uid, asked=asked))
     found = [run.summary.uid for run in runs]

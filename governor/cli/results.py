@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
+import msgspec
 
 from governor.cli import ask, groups
 from governor.cli.rendering import display, lines
@@ -14,6 +15,7 @@ from governor.errors import UsageError
 if TYPE_CHECKING:
     from governor.cli.curves import Axis
     from governor.cli.rendering.exports import Format
+    from governor.messages import RunResult
     from governor.rows import Rows
 
 
@@ -91,8 +93,8 @@ def command(
     """Show the result of RUN: its outcome, phases, metrics, tasks and causes of failures; or its episodes, tasks or steps, row by
     row; or its failures, one by one.
 
-    Of a run in work it is what has ended so far. Episodes and steps are read in the run's folder, on the machine of its daemon. Of a
-    group of runs it is one line for its runs that differ in their seeds alone, with the mean of each metric and its confidence interval.
+    Of a run in work it is what has ended so far. Episodes and steps are read in the run's folder; of a daemon on another machine they are
+    copied first. Of a group of runs it is one line for its runs that differ in their seeds alone, with the mean of each metric and its confidence interval.
     """
     if as_json and form not in (None, "json"):
         raise UsageError(f"--json and --format {form} contradict each other")
@@ -142,7 +144,7 @@ def command(
     if rows is not None and rows != "runs":
         from governor.cli.rendering import exports  # noqa: PLC0415  # Arrow: not for the result alone
 
-        exports.export(found, rows, form=form, phase=phase, output=output)
+        exports.export(_with_files(broker, found, rows), rows, form=form, phase=phase, output=output)
     else:
         display.show_result(found, as_json=form == "json")
         if form != "json":
@@ -152,6 +154,14 @@ def command(
                 listing.show_hint(found.uid, err=False)
         if form != "json" and (page := Path(found.folder) / "report.html").exists():
             lines.say(f"Report: {page}")
+
+
+def _with_files(broker: str | None, found: RunResult, rows: Rows) -> RunResult:
+    """Its `folder` is on this machine: of a daemon elsewhere a copy."""
+    if not ask.is_elsewhere(broker):
+        return found
+    folder = ask.ask(broker, lambda executor: executor.files(found.uid, steps=rows == "steps"))
+    return msgspec.structs.replace(found, folder=str(folder))
 
 
 def _require_fitting(*faults: tuple[bool, str]) -> None:

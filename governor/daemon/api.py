@@ -46,9 +46,11 @@ from governor.messages import (
     GetGroup,
     GetStatus,
     ListFailures,
+    ListFiles,
     ListRuns,
     Pause,
     Prune,
+    ReadFile,
     ReadOutput,
     Reload,
     Results,
@@ -161,6 +163,10 @@ class DaemonApi:
                 return await self._queries.explain(uid)
             case ReadOutput():
                 return await self._queries.output(asked)
+            case ListFiles():
+                return await self._queries.files(asked)
+            case ReadFile():
+                return await self._queries.file_piece(asked)
             case GetCurves():
                 return await self._curves(request, asked)
             case Results(uid=uid, so_far=so_far):

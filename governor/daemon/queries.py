@@ -18,6 +18,8 @@ from governor.daemon.groups import listing
 from governor.errors import GovernorError, NoSuchRun, RecordDamaged
 from governor.journal.run_filter import RunFilter
 from governor.messages import Explanation, RunCounts, RunList, RunStatus, StatusReport
+from governor.messages.files import FileList
+from governor.network import run_files
 from governor.output import reader
 from governor.processes import kill_tree
 from governor.run_file.load import parse
@@ -35,15 +37,18 @@ if TYPE_CHECKING:
     from governor.journal.groups import GroupRow
     from governor.journal.runs_table import RunLine, RunRow
     from governor.messages import (
+        ListFiles,
         ListRuns,
         LoopTime,
         OutputPage,
         Prune,
         Pruned,
+        ReadFile,
         ReadOutput,
         Reloaded,
         RunEvent,
     )
+    from governor.messages.files import FilePiece
     from governor.runs.active_run import RunContext
     from governor.runs.assignment import Waiting
     from governor.runs.run_governor import RunGovernor
@@ -308,6 +313,18 @@ class RunQueries:
         accepts = reader.filter_of(asked, conductors)
         unfinished = tuple(filter(accepts, self._context.output.unfinished(row.uid)))
         return msgspec.structs.replace(page, unfinished=unfinished, ended=ended)
+
+    async def files(self, asked: ListFiles) -> FileList:
+        uid = (await self._journal.read(partial(self.find, asked.uid))).uid
+        folder = self._context.run_folder(uid)
+        files, more = await asyncio.to_thread(run_files.listing, folder, asked.after)
+        return FileList(uid=uid, folder=str(folder), files=files, more=more)
+
+    async def file_piece(self, asked: ReadFile) -> FilePiece:
+        """Raises UsageError for what is no file of the run."""
+        uid = (await self._journal.read(partial(self.find, asked.uid))).uid
+        folder = self._context.run_folder(uid)
+        return await asyncio.to_thread(run_files.piece, folder, asked.path, asked.offset)
 
     def find(self, uid: str) -> RunLine:
         """The run with this uid, or the only one whose uid begins with it."""

@@ -14,6 +14,7 @@ from governor.errors import (
 )
 from governor.executor.connection import RETRY_SECONDS
 from governor.executor.control import Control
+from governor.executor.files import RunFiles
 from governor.executor.groups import Groups
 from governor.executor.watching import Watching
 from governor.messages import (
@@ -62,7 +63,7 @@ PRUNE_SECONDS: Final = 120.0
 R = TypeVar("R", bound=ExecutorReply)
 
 
-class Executor(Control, Groups):
+class Executor(Control, RunFiles, Groups):
     """The client of a daemon: an async context manager, ``async with Executor() as executor: ...``.
 
     Each call may raise Unreachable (there is no daemon), NoAnswer (no reply within `timeout`) and NotPermitted.
@@ -143,7 +144,8 @@ class Executor(Control, Groups):
 
     async def wait(self, uid: str) -> Result:
         """Waits until a run has ended, also over a restart of the daemon, and returns its result: a `governor.Result`, which reads
-        the rows of episodes, steps and tasks, too (`result` returns the daemon's message).
+        the rows of episodes, steps and tasks, too (`result` returns the daemon's message). From a daemon on another machine all files
+        of the run are copied for that (`files`).
 
         Raises NoSuchRun, and where the daemon does not come back within `patience` GoingDown (it was stopped; the run goes on
         with its next start) or Unreachable (it died).
@@ -157,7 +159,10 @@ class Executor(Control, Groups):
         if events.end is None or events.end.outcome == "interrupted":
             then = "goes on when it is started again" if self.service == SERVICE else "has ended with it"
             raise GoingDown(f"the daemon went down; run {run.uid} {then}")
-        return Result.of(await self.result(run.uid))
+        found = await self.result(run.uid)
+        if self.keys is not None:
+            found = msgspec.structs.replace(found, folder=str(await self.files(run.uid)))
+        return Result.of(found)
 
     async def status(self, uid: str | None = None) -> StatusReport:
         """The daemon, its runs in work, and the first 100 queued; with the id of a run that run alone, also if it has ended. Raises NoSuchRun."""

@@ -46,7 +46,7 @@ def _place(broker: str | None, context: str | None) -> tuple[str, ClientKeys | N
 
 
 class Connection:
-    """Its arguments and errors are those of `Executor`."""
+    """Its arguments and errors are those of `Executor`. `keys`: those of a daemon on another machine, else None."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class Connection:
         awaits_restart: bool = True,
         service: str = SERVICE,
     ) -> None:
-        self.endpoint, keys = _place(broker, context)
+        self.endpoint, self.keys = _place(broker, context)
         self.service = service
         self.timeout = timeout
         self.patience = patience
         self._awaits_restart = awaits_restart
         try:
-            self._client = Client(self.endpoint, keys=keys)
+            self._client = Client(self.endpoint, keys=self.keys)
         except BadEndpoint as error:
             raise UsageError(str(error)) from error
 

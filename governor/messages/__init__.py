@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from governor.messages.base import *
 from governor.messages.conductor import *
+from governor.messages.files import *
 from governor.messages.groups import *
 from governor.messages.output import *
 from governor.messages.results import *

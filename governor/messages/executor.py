@@ -8,6 +8,7 @@ import msgspec
 
 from governor.messages.base import Done, FailureKind, Message, Refused, RunOutcome, WorkChange
 from governor.messages.curves import Curve
+from governor.messages.files import FileList, FilePiece, ListFiles, ReadFile
 from governor.messages.groups import (
     ChangeGroup,
     GetGroup,
@@ -322,6 +323,8 @@ ExecutorRequest: TypeAlias = (
     | ListFailures
     | Explain
     | ReadOutput
+    | ListFiles
+    | ReadFile
     | Prune
     | Reload
     | Stop
@@ -342,6 +345,8 @@ ExecutorReply: TypeAlias = (
     | StatusReport
     | RunList
     | RunResult
+    | FileList
+    | FilePiece
     | RunCurves
     | FailureList
     | Explanation

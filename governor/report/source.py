@@ -9,7 +9,7 @@ import asyncio
 import sqlite3
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from governor.messages import FailureList, OutputPage, RunCurves, RunEvent, RunStatus
 
     T = Any
+
+
+STEPS_BYTES: Final = 256 << 20
 
 
 class Source(Protocol):
@@ -62,7 +65,12 @@ class DaemonSource:
         return next(iter((await self._executor.status(uid)).runs), None)
 
     async def result(self, uid: str) -> RunResult:
-        return await self._executor.result(uid, so_far=True)
+        """With a folder on this machine: of a daemon elsewhere a copy, without large files of steps."""
+        found = await self._executor.result(uid, so_far=True)
+        if self._executor.keys is None:
+            return found
+        folder = await self._executor.files(found.uid, most=STEPS_BYTES)
+        return msgspec.structs.replace(found, folder=str(folder))
 
     async def failures(self, uid: str, *, after: int = 0, limit: int = 20) -> FailureList:
         return await self._executor.failures(uid, after=after, limit=limit)
