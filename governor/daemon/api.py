@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -29,6 +29,7 @@ from governor.errors import (
     GovernorError,
     NotEnded,
     RecordDamaged,
+    UsageError,
     refusal_of,
 )
 from governor.journal.schema import LARGEST
@@ -48,6 +49,7 @@ from governor.messages import (
     ListFailures,
     ListFiles,
     ListRuns,
+    PackageStored,
     Pause,
     Prune,
     ReadFile,
@@ -57,6 +59,7 @@ from governor.messages import (
     Resume,
     ShutdownDaemon,
     Stop,
+    StorePackage,
     Submit,
     SubmitGroup,
     Undrain,
@@ -68,6 +71,7 @@ from governor.messages import (
 )
 from governor.messages.chunking import chunks, slices
 from governor.network import roles
+from governor.network.packages import PackageStore
 from governor.runs.assignment import Assignment, Waiting
 from governor.runs.record import failures
 from governor.runs.record.result import (
@@ -89,6 +93,8 @@ if TYPE_CHECKING:
 KEEP_ALIVE_SECONDS: Final = 5.0
 BY: Final = "api"
 
+S = TypeVar("S", Submit, SubmitGroup)
+
 log = logs.get_logger()
 
 
@@ -109,6 +115,8 @@ class DaemonApi:
         )
         self._group_reports = GroupReports(daemon=daemon, context=context, queries=self._queries)
         self._senders = Senders()
+        self._packages = PackageStore(context.runs_folder.parent)
+        self._storing = asyncio.Lock()
 
     async def answer(self, request: Request) -> Sequence[bytes]:
         """Handles one request to the service `governor`."""
@@ -125,10 +133,12 @@ class DaemonApi:
         by = await self._senders.of(request)
         roles.require(by, asked)
         match asked:
+            case StorePackage():
+                return await self._store(asked)
             case Submit():
-                return await self._submissions.submit(asked, by)
+                return await self._submissions.submit(await self._located(asked), by)
             case SubmitGroup():
-                return await self.groups.submit(asked, by)
+                return await self.groups.submit(await self._located(asked), by)
             case ChangeGroup():
                 return await self.groups.change(asked, by)
             case GetGroup():
@@ -183,6 +193,19 @@ class DaemonApi:
                 log.info("stop.requested", reason=reason, by=by)
                 self._daemon.stop(reason)
                 return Done()
+
+    async def _store(self, part: StorePackage) -> PackageStored:
+        self._daemon.require_room()
+        store = partial(self._packages.store, part.digest, size=part.size, offset=part.offset, data=part.data)
+        async with self._storing:
+            return PackageStored(bytes=await asyncio.to_thread(store))
+
+    async def _located(self, asked: S) -> S:
+        """With the folder of its package, if it names one."""
+        folder = await asyncio.to_thread(self._packages.place_of, asked.folder)
+        if folder != asked.folder and asked.run.get("code") != "snapshot":
+            raise UsageError("a run of a package has code: snapshot")
+        return msgspec.structs.replace(asked, folder=folder)
 
     # -- verbs -------------------------------------------------------------------------------------------------
 

@@ -96,7 +96,8 @@ class Executor(Control, RunFiles, Groups):
         Args:
             run: the path of a run file, a `Run`, or the same as plain data (a dict).
             key: the same key gives the same run, so that it may be submitted again; 256 characters at most.
-            folder: the folder from which its code is imported. By default that of the run file, else the current one.
+            folder: the folder from which its code is imported. By default that of the run file, else the current one. To a daemon on
+                another machine its files are sent (100 MiB at most), and the run keeps a copy, as with ``code: snapshot``.
             params: values by paths that are listed with the run, as those of a matrix are; they change nothing.
 
         Raises RunFileError with all faults, UsageError for a run file with a `matrix` (`submit_group`), for a key that is too long or that of another run file, TryAgain when
@@ -105,6 +106,7 @@ class Executor(Control, RunFiles, Groups):
         from governor.run_file.load import in_plain  # noqa: PLC0415  # pydantic is slow; other verbs do without
 
         raw, home, source = await asyncio.to_thread(in_plain, run, folder)
+        raw, home = await self._with_code(raw, home)
         asked = Submit(run=raw, folder=home, key=key or secrets.token_hex(16), params=dict(params or {}))
         seconds = max(self.timeout, COPY_SECONDS) if raw.get("code") == "snapshot" else None
         return (await self._ask(asked, Submitted, source=source, seconds=seconds)).uid

@@ -13,14 +13,23 @@ import hashlib
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from governor.errors import BadRequest, TryAgain, UsageError
 from governor.executor.connection import Connection
 from governor.locations import cache_dir
-from governor.messages.files import PIECE_BYTES, FileList, FilePiece, ListFiles, ReadFile
+from governor.messages.files import (
+    PIECE_BYTES,
+    FileList,
+    FilePiece,
+    ListFiles,
+    PackageStored,
+    ReadFile,
+    StorePackage,
+)
+from governor.network import packages
 
 if TYPE_CHECKING:
     from governor.messages.files import FileEntry
@@ -38,6 +47,31 @@ PIECE_SECONDS: Final = 60.0
 
 class _Replaced(Exception):
     """Another file has taken the place of the one that was being copied."""
+
+
+class Packages(Connection):
+    """What is submitted to a daemon on another machine goes there with the files of its folder."""
+
+    async def _with_code(self, run: dict[str, Any], folder: str) -> tuple[dict[str, Any], str]:
+        """The run and its folder, as the daemon is to be told of them. Raises UsageError, OSError, and as a request."""
+        if self.keys is None:
+            return run, folder
+        package, digest, size = await asyncio.to_thread(packages.pack, Path(folder))
+        with package:
+            have = await self._store(StorePackage(digest=digest, size=size))
+            while have < size:
+                package.seek(have)
+                part = StorePackage(digest=digest, size=size, offset=have, data=package.read(PIECE_BYTES))
+                before, have = have, await self._store(part)
+                if have <= before:
+                    raise TryAgain(
+                        "another submit sends the same files at the same time: submit the run again"
+                    )
+        return {**run, "code": "snapshot"}, packages.PREFIX + digest
+
+    async def _store(self, part: StorePackage) -> int:
+        answer = await self._ask(part, PackageStored, seconds=max(self.timeout, PIECE_SECONDS))
+        return answer.bytes
 
 
 class RunFiles(Connection):

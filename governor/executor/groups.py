@@ -7,6 +7,7 @@ import secrets
 from typing import TYPE_CHECKING, Any, Final
 
 from governor.errors import GoingDown
+from governor.executor.files import Packages
 from governor.executor.following import Following
 from governor.messages import (
     ChangeGroup,
@@ -32,7 +33,7 @@ GROUP_SECONDS: Final = 120.0
 """Limit for what a daemon does with each of many runs."""
 
 
-class Groups(Following):
+class Groups(Following, Packages):
     """The verbs of an `Executor` for groups."""
 
     async def submit_group(
@@ -61,6 +62,7 @@ class Groups(Following):
 
         changes = {"matrix": dict(matrix or {}), "name": name, "labels": dict(labels or {})}
         data, home, source = await asyncio.to_thread(group_in_plain, run, folder, **changes)
+        data, home = await self._with_code(data, home)
         asked = SubmitGroup(run=data, folder=home, key=key or secrets.token_hex(16))
         return await self._ask(asked, SubmittedGroup, source=source, seconds=max(self.timeout, GROUP_SECONDS))
 

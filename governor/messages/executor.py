@@ -8,7 +8,7 @@ import msgspec
 
 from governor.messages.base import Done, FailureKind, Message, Refused, RunOutcome, WorkChange
 from governor.messages.curves import Curve
-from governor.messages.files import FileList, FilePiece, ListFiles, ReadFile
+from governor.messages.files import FileList, FilePiece, ListFiles, PackageStored, ReadFile, StorePackage
 from governor.messages.groups import (
     ChangeGroup,
     GetGroup,
@@ -325,6 +325,7 @@ ExecutorRequest: TypeAlias = (
     | ReadOutput
     | ListFiles
     | ReadFile
+    | StorePackage
     | Prune
     | Reload
     | Stop
@@ -347,6 +348,7 @@ ExecutorReply: TypeAlias = (
     | RunResult
     | FileList
     | FilePiece
+    | PackageStored
     | RunCurves
     | FailureList
     | Explanation

@@ -44,6 +44,23 @@ class ReadFile(Message, frozen=True):
     offset: int = 0
 
 
+class StorePackage(Message, frozen=True):
+    """A part of the package with this SHA-256 `digest` and `size` in bytes, from `offset` on; without `data` only a question. Answered by
+    `PackageStored`.
+    """
+
+    digest: str
+    size: int
+    offset: int = 0
+    data: bytes = b""
+
+
+class PackageStored(Message, frozen=True):
+    """So many bytes are there; all of them: a submit can name it as its folder."""
+
+    bytes: int
+
+
 class FilePiece(Message, frozen=True):
     """`data` is empty at the end of the file. `number` as of `FileEntry`."""
 

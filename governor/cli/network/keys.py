@@ -29,7 +29,7 @@ folder_option = click.option(
 )
 
 
-@click.group("keys", short_help="Say who may reach the daemon from other machines.")
+@click.group("keys", short_help="Say who may come in from other machines.")
 def command() -> None:
     """Say who may reach the daemon from other machines, with `governor serve --listen` (docs/network.md).
 

@@ -17,7 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from governor.locations import JOURNAL
+from governor.network.packages import is_own
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -102,16 +102,6 @@ def sentence(data: Mapping[str, Any]) -> str:
         return f"files of its code were moved or removed since {data.get('since')}"
     what = ", ".join(names) + (f" and {more} more" if more else "")
     return f"{what} {'has' if len(names) + more == 1 else 'have'} changed since {data.get('since')}"
-
-
-def is_own(folder: Path) -> bool:
-    """Not hidden, no cache, no environment of packages, and no state folder of a daemon. One that must not be looked into is not."""
-    if folder.name.startswith(".") or folder.name in ("__pycache__", "node_modules", "site-packages"):
-        return False
-    try:
-        return not any((folder / mark).exists() for mark in ("pyvenv.cfg", JOURNAL))
-    except PermissionError:
-        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class DaemonStandIn:
     def require_room(self):
         disk_reserve.require(self.runs, self.disk_reserve)
 
-    def reload(self):
+    async def reload(self):
         raise ConfigError("g.toml", ["slots: no", "slot: no"])
 
     async def prune(self, asked):

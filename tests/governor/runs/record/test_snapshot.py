@@ -5,6 +5,7 @@ import os
 import pytest
 
 from governor.errors import UsageError
+from governor.network import packages
 from governor.runs.record import snapshot
 
 
@@ -84,7 +85,7 @@ def test_what_is_too_much_is_refused_and_names_the_largest(home, tmp_path, monke
     )
     assert not (tmp_path / "copy").exists()
     (home / "video.mp4").unlink()
-    monkeypatch.setattr(snapshot, "MOST_FILES", 2)
+    monkeypatch.setattr(packages, "MOST_FILES", 2)
     with pytest.raises(UsageError, match="has more than 2 files"):
         snapshot.take(home, tmp_path / "copy")
 
