@@ -115,7 +115,7 @@ class DaemonApi:
         )
         self._group_reports = GroupReports(daemon=daemon, context=context, queries=self._queries)
         self._senders = Senders()
-        self._packages = PackageStore(context.runs_folder.parent)
+        self._packages = PackageStore(context.journal.path.parent)
         self._storing = asyncio.Lock()
 
     async def answer(self, request: Request) -> Sequence[bytes]:

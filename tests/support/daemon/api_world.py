@@ -77,15 +77,16 @@ class DaemonStandIn:
 
 
 @contextlib.asynccontextmanager
-async def open_api():
-    """A daemon stand-in, with an `executor` that is connected to its API."""
+async def open_api(network=None):
+    """A daemon stand-in, with an `executor` that is connected to its API; with settings of a `network` it is reached through that, too."""
     with tempfile.TemporaryDirectory(prefix="fd-", dir="/tmp") as name:
         folder = Path(name)
         client, worker = f"ipc://{folder}/c", f"ipc://{folder}/w"
         async with contextlib.AsyncExitStack() as stack:
-            await stack.enter_async_context(
-                Broker(BrokerSettings(client_endpoint=client, worker_endpoint=worker, access=TOLD))
+            settings = BrokerSettings(
+                client_endpoint=client, worker_endpoint=worker, access=TOLD, network=network
             )
+            broker = await stack.enter_async_context(Broker(settings))
             journal = Journal(folder / "governor.db")
             stack.push_async_callback(journal.close)
             own = await stack.enter_async_context(Client(client))
@@ -112,6 +113,7 @@ async def open_api():
                 journal, is_idle=lambda: True, end=daemon.ended.append, changed=daemon.dispatch
             )
             daemon.client = own
+            daemon.network_endpoint = broker.network_endpoint
             daemon.runs = folder
             daemon.pruner = Pruner(journal, folder)
             await daemon.limits.load(journal)
