@@ -29,7 +29,8 @@ class Relay:
         return self
 
     async def __aexit__(self, *_):
-        output, _ = await self._process.communicate()  # the end of its input ends it
+        self._process.stdin.close()
+        output, _ = await self._process.communicate()
         self.breaks = int(output)
 
 

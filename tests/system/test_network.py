@@ -240,10 +240,10 @@ async def test_whole_runs_over_lines_that_are_slow_lossy_and_cut(walk):
             text = (of_slow.home / "ada.toml").read_text()
             (of_slow.home / "ada.toml").write_text(text.replace("10.77.1.2:5555", relay.address))
             runs = [
-                asyncio.create_task(_play(keys, client, walk(episodes=300), name))
+                asyncio.create_task(_play(keys, client, walk(episodes=3_000), name))
                 for keys, name in ((of_slow, "slow"), (of_cut, "cut"))
             ]
-            await _begun(cut)
+            await _begun(cut, runs)
             client.run("ip", "link", "set", "l2", "down")
             await asyncio.sleep(3)  # so long it is cut
             client.run("ip", "link", "set", "l2", "up")
@@ -253,7 +253,7 @@ async def test_whole_runs_over_lines_that_are_slow_lossy_and_cut(walk):
             assert code == 0, errors
             numbers = [json.loads(line)["seq"] for line in output.splitlines() if '"seq"' in line]
             assert numbers == list(range(1, len(numbers) + 1))
-            assert len(numbers) > 300
+            assert len(numbers) > 3_000
         assert relay.breaks > 3
     finally:
         for space in spaces:
@@ -280,9 +280,12 @@ async def _play(keys: Keys, space: Namespace, run: dict, name: str) -> tuple[int
     return process.returncode, output.decode(), errors.decode()
 
 
-async def _begun(tree) -> None:
+async def _begun(tree, playing) -> None:
     async with asyncio.timeout(60):
         while True:
+            assert not any(each.done() for each in playing), [
+                each.result() for each in playing if each.done()
+            ]
             runs = (await tree.executor.list()).runs
             if runs:
                 await tree.until(runs[0].uid, "episode.ended")
