@@ -33,9 +33,10 @@ def _verb(verb: str, command: click.Command, root: click.Context) -> str:
     context = click.Context(command, info_name=verb, parent=root)
     arguments = [_argument(each) for each in command.params if isinstance(each, click.Argument)]
     usage = " ".join(["governor", verb, "[OPTIONS]", *arguments])
-    return (
-        f"### `governor {verb}`\n\n```text\n{usage}\n```\n\n{_text(command)}\n\n{_options(command, context)}"
-    )
+    level = "###" + "#" * verb.count(" ")
+    made = f"{level} `governor {verb}`\n\n```text\n{usage}\n```\n\n{_text(command)}\n\n{_options(command, context)}"
+    below = command.commands if isinstance(command, click.Group) else {}
+    return "\n".join([made, *(_verb(f"{verb} {name}", each, context) for name, each in below.items())])
 
 
 def _argument(argument: click.Argument) -> str:
