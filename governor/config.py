@@ -38,7 +38,7 @@ _LONGEST_SOCKET: Final = 40
 
 RELOADABLE: Final = frozenset(
     {
-        *("slots", "queue_limit", "machine", "owners", "hooks", "stop_grace"),
+        *("slots", "queue_limit", "machine", "owners", "entries", "hooks", "stop_grace"),
         *("disk_reserve", "keep_runs", "keep_days", "logs"),
     }
 )
@@ -189,6 +189,19 @@ class OwnersConfig(Section):
     ] = None
 
 
+class EntriesConfig(Section):
+    """Which code runs may name."""
+
+    allow: Annotated[
+        Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)] | None,
+        Field(
+            description="Patterns of what a run file may name: entries and calls, `gymnasium:*`, `lab.agents:*`, and programs by their first "
+            "word, `command:/opt/lab/bin/*`; `*` stands for any text. Nothing is imported from the folder of the run file then. null: anything.",
+            examples=[["gymnasium:*", "lab.agents:*", "command:/opt/lab/bin/*"]],
+        ),
+    ] = None
+
+
 class MetricsConfig(Section):
     """Figures for a monitoring system."""
 
@@ -252,6 +265,7 @@ class Config(Section):
     ] = 1000
     machine: Annotated[MachineConfig, Field(description="What runs share.")] = MachineConfig()
     owners: Annotated[OwnersConfig, Field(description="Bounds for each user.")] = OwnersConfig()
+    entries: Annotated[EntriesConfig, Field(description="Which code runs may name.")] = EntriesConfig()
     hooks: Annotated[Hooks, Field(description="Who is told of each run, beside its own hooks.")] = Hooks()
     ray: Annotated[RayConfig, Field(description="The Ray cluster.")] = RayConfig()
     network: Annotated[NetworkConfig, Field(description="Clients on other machines.")] = NetworkConfig()

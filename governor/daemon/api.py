@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -23,6 +23,7 @@ from governor.daemon.groups.verbs import Groups
 from governor.daemon.queries import RunQueries
 from governor.daemon.senders import Senders
 from governor.daemon.steering import Steering
+from governor.daemon.submission.allowed import AllowedEntries
 from governor.daemon.submission.runs import Submissions
 from governor.errors import (
     BadRequest,
@@ -62,6 +63,7 @@ from governor.messages import (
     StorePackage,
     Submit,
     SubmitGroup,
+    Submitted,
     Undrain,
     Watch,
     WatchEnd,
@@ -111,12 +113,13 @@ class DaemonApi:
             context=context,
             queries=self._queries,
             steering=self.steering,
-            resume=partial(self._submissions.resume, of_group=True),
+            resume=partial(self._resume, of_group=True),
         )
         self._group_reports = GroupReports(daemon=daemon, context=context, queries=self._queries)
         self._senders = Senders()
         self._packages = PackageStore(context.journal.path.parent)
         self._storing = asyncio.Lock()
+        self._allowed = AllowedEntries(context.journal.path.parent, lambda: daemon.config.entries.allow)
 
     async def answer(self, request: Request) -> Sequence[bytes]:
         """Handles one request to the service `governor`."""
@@ -146,7 +149,7 @@ class DaemonApi:
             case WatchGroup():
                 return await self._group_reports.watch(request, asked)
             case Resume():
-                return await self._submissions.resume(asked, by)
+                return await self._resume(asked, by)
             case Watch():
                 return await self._watch(request, asked)
             case GetStatus():
@@ -162,6 +165,7 @@ class DaemonApi:
             case ChangeWork():
                 return await self.steering.change_work(asked, by)
             case ChangeRun():
+                self._allowed.require(asked.values)
                 return await self.steering.change_run(asked, by)
             case Drain():
                 return await self._daemon.draining.drain(asked, by)
@@ -201,11 +205,18 @@ class DaemonApi:
             return PackageStored(bytes=await asyncio.to_thread(store))
 
     async def _located(self, asked: S) -> S:
-        """With the folder of its package, if it names one."""
+        """With the folder of its package, if it names one. Raises NotPermitted for code that it may not name."""
+        self._allowed.require(asked.run)
         folder = await asyncio.to_thread(self._packages.place_of, asked.folder)
         if folder != asked.folder and asked.run.get("code") != "snapshot":
             raise UsageError("a run of a package has code: snapshot")
+        folder = await asyncio.to_thread(self._allowed.folder, folder)
         return msgspec.structs.replace(asked, folder=folder)
+
+    async def _resume(self, asked: Resume, by: dict[str, Any], *, of_group: bool = False) -> Submitted:
+        row = await self._journal.read(partial(self._queries.find_row, asked.uid))
+        self._allowed.require(row.spec, folder=row.folder)
+        return await self._submissions.resume(asked, by, of_group=of_group)
 
     # -- verbs -------------------------------------------------------------------------------------------------
 

@@ -104,7 +104,6 @@ class Daemon:
         self.draining: Draining
         self.hooks: Sender
         self._dispatcher: Dispatcher
-        self._journal: Journal
         self._broker: BrokerProcess
         self._slots: Slots
         self._reserve: disk_reserve.Reserve
@@ -169,7 +168,6 @@ class Daemon:
             slots.begin()
             background.spawn(self._dispatcher.run(slots, journal), "dispatch")
             background.spawn(context.files.run(), "file_watch")
-            self._journal = journal
             self._pruner = Pruner(context.journal, context.runs_folder)
             background.spawn(self._pruner.serve(lambda: self._retention), "prune")
             self.api = DaemonApi(daemon=self, context=context)
@@ -270,8 +268,9 @@ class Daemon:
         log.info("daemon.stopping", runs=[g.experiment_run_id for g in self.governors if g.experiment_run_id])
         urgent, crash = self._signals > 1, self._background.crash
         why = f": {crash}" if isinstance(crash, ProcessError | FilesRemoved) else ""
-        grace = self.config.stop_grace
-        await self._slots.stop(f"the daemon is shutting down{why}", urgent=urgent, grace=grace)
+        await self._slots.stop(
+            f"the daemon is shutting down{why}", urgent=urgent, grace=self.config.stop_grace
+        )
         context.journal.wake_followers()
         self.limits.moved()
         await self._background.cancel_all()
@@ -286,7 +285,7 @@ class Daemon:
         return not (self.is_stopping or self.draining.waits_for)
 
     def _is_idle(self) -> bool:
-        return not any(governor.experiment_run_id for governor in self.governors)
+        return not any(each.experiment_run_id for each in self.governors)
 
     def _drained(self) -> None:
         self.dispatch()
@@ -347,11 +346,11 @@ class Daemon:
         """SIGHUP: reloads the configuration. All or nothing: one setting that needs a restart refuses the whole."""
         if self._reload is None:
             self._on_signal(signal.SIGHUP)
-            return
-        self._notifier.reloading()
-        self._background.spawn(self._reload_and_tell(), "reload")
+        else:
+            self._background.spawn(self._reload_and_tell(), "reload")
 
     async def _reload_and_tell(self) -> None:
+        self._notifier.reloading()
         with suppress(ConfigError):  # it is in the log and the status
             await self.reload()
         self._notifier.ready()
@@ -371,8 +370,7 @@ class Daemon:
             self._refused = f"; reload refused: {', '.join(error.faults)}"
             raise
         else:
-            if await self._broker.admit(members):
-                changed = (*changed, "keys")
+            changed += ("keys",) if await self._broker.admit(members) else ()
             log.info("daemon.reloaded", changed=list(changed))
             self.config, self._refused = wanted, ""
             self.sharing.apply(wanted)
@@ -388,7 +386,7 @@ class Daemon:
         """As the first signal does."""
         if not self._background.stop.is_set():
             log.info("daemon.ending", reason=reason)
-            self._background.stop.set()
+        self._background.stop.set()
 
     def stop(self, reason: str) -> None:  # noqa: ARG002  # a RunGovernor that was built by itself needs it
         """Raises UsageError: `shutdown` or a signal ends a daemon."""

@@ -30,6 +30,7 @@ from states.at_work import Pause
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from governor.config import Config
     from governor.daemon.draining import Draining
     from governor.daemon.groups.limits import GroupLimits
     from governor.daemon.run_queue import RunQueue
@@ -63,6 +64,7 @@ _NOT_ASKED: Final = MappingProxyType[int, "Sequence[int]"]({})
 class DaemonState(Protocol):
     """The part of the daemon that its API needs."""
 
+    config: Config
     governors: list[RunGovernor]
     queue: RunQueue
     limits: GroupLimits

@@ -47,6 +47,7 @@ class DaemonStandIn:
     """A daemon without slots: submitted runs stay in the queue."""
 
     def __init__(self):
+        self.config = CONFIG
         self.governors = []
         self.limits = GroupLimits(lambda: self.governors)
         self.queue = RunQueue(limit=3, rules=[self.limits])
