@@ -325,12 +325,13 @@ class Daemon:
 
     def _announce(self) -> None:
         self._notifier.ready(self._status)
+        told = {
+            "slots": len(self.governors),
+            "queued": len(self.queue),
+            "state_dir": str(self.config.state_dir),
+        }
         log.info(
-            "daemon.ready",
-            endpoint=self.config.client_endpoint,
-            slots=len(self.governors),
-            queued=len(self.queue),
-            state_dir=str(self.config.state_dir),
+            "daemon.ready", endpoint=self.config.client_endpoint, network=self.config.network.listen, **told
         )
 
     def _on_signal(self, number: int) -> None:
