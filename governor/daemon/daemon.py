@@ -268,9 +268,8 @@ class Daemon:
         log.info("daemon.stopping", runs=[g.experiment_run_id for g in self.governors if g.experiment_run_id])
         urgent, crash = self._signals > 1, self._background.crash
         why = f": {crash}" if isinstance(crash, ProcessError | FilesRemoved) else ""
-        await self._slots.stop(
-            f"the daemon is shutting down{why}", urgent=urgent, grace=self.config.stop_grace
-        )
+        grace = self.config.stop_grace
+        await self._slots.stop(f"the daemon is shutting down{why}", urgent=urgent, grace=grace)
         context.journal.wake_followers()
         self.limits.moved()
         await self._background.cancel_all()
@@ -325,14 +324,9 @@ class Daemon:
 
     def _announce(self) -> None:
         self._notifier.ready(self._status)
-        told = {
-            "slots": len(self.governors),
-            "queued": len(self.queue),
-            "state_dir": str(self.config.state_dir),
-        }
-        log.info(
-            "daemon.ready", endpoint=self.config.client_endpoint, network=self.config.network.listen, **told
-        )
+        config, slots, queued = self.config, len(self.governors), len(self.queue)
+        where = {"endpoint": config.client_endpoint, "network": config.network.listen}
+        log.info("daemon.ready", **where, slots=slots, queued=queued, state_dir=str(config.state_dir))
 
     def _on_signal(self, number: int) -> None:
         """The first signal stops in order; a second one, or SIGQUIT, skips the grace periods."""
