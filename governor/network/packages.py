@@ -37,7 +37,8 @@ KEPT_SECONDS: Final = 86_400.0
 _LARGEST: Final = MOST_BYTES + MOST_FILES * 2_048
 """Bytes of a package: of files that cannot be compressed, with their names."""
 _PART: Final = ".part"
-_CHUNK: Final = 1 << 20
+_CLASHES: Final = (FileExistsError, NotADirectoryError)
+"""Of two files of a package that have one name, or of which one is in the place of a folder."""
 
 
 # -- the files of a folder ------------------------------------------------------------------------------------
@@ -183,7 +184,7 @@ class PackageStore:
                 file.seek(0)
                 _extract(file, target)
             target.rename(place)
-        except (tarfile.TarError, EOFError, gzip.BadGzipFile, ValueError) as error:
+        except (tarfile.TarError, EOFError, gzip.BadGzipFile, ValueError, *_CLASHES) as error:
             raise UsageError(f"the package can't be unpacked: {error}") from error
         finally:
             part.unlink(missing_ok=True)
@@ -209,8 +210,15 @@ def _extract(file: IO[bytes], target: Path) -> None:
     with tarfile.open(fileobj=file, mode="r|gz") as tar:
         for info in tar:
             size, files = size + info.size, files + 1
-            if not info.isreg() or size > MOST_BYTES or files > MOST_FILES:
+            parts = info.name.split("/")
+            is_below = not any(part in ("", ".", "..") for part in parts)
+            content = tar.extractfile(info) if info.isreg() and is_below else None
+            if content is None or size > MOST_BYTES or files > MOST_FILES:
                 raise UsageError(
                     f"a package has at most {MOST_FILES:,} files, {MOST_BYTES >> 20} MiB, and nothing but files: {info.name[:200]!r}"
                 )
-            tar.extract(info, target, filter="data")
+            path = target.joinpath(*parts)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("xb") as copy:
+                shutil.copyfileobj(content, copy)
+            path.chmod(0o755 if info.mode & 0o100 else 0o644)
