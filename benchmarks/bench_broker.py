@@ -35,13 +35,18 @@ class Side:
 
     def __init__(self, folder: str, kind: str, *, workers: int = 1, tcp: bool = True) -> None:
         self.kind = kind
-        self.words = {"proxy": "proxy", "guide": "rfc7", "credit": "credit"}.get(kind, "rfc18")
-        self.endpoint = _endpoint(folder, tcp=tcp)
-        behind = _endpoint(folder, tcp=tcp) if kind == "proxy" else self.endpoint
+        self.words = {"proxy": "proxy", "guide": "rfc7", "ours": "rfc18", "naive": "rfc18"}.get(
+            kind, "credit"
+        )
+        self.endpoint = behind = _endpoint(folder, tcp=tcp)
+        if kind in ("proxy", "plain", "keyed"):
+            behind = _endpoint(folder, tcp=tcp and kind == "proxy")
         started: dict[str, tuple[Any, ...]] = {
             "proxy": (brokers.proxy, (self.endpoint, behind)),
             "naive": (brokers.naive, (self.endpoint,)),
             "guide": (brokers.guide, (self.endpoint, os.environ.get("ZGUIDE", ""))),
+            "plain": (brokers.networked, (self.endpoint, behind)),
+            "keyed": (brokers.keyed, (self.endpoint, behind)),
         }
         broker = started.get(kind, (brokers.ours, (self.endpoint,)))
         worker: tuple[Any, ...] = (brokers.echo, (behind, self.words, workers))
@@ -58,7 +63,10 @@ class Side:
         if self.kind == "library":
             done = asyncio.run(_library_load(self.endpoint, in_flight))
         else:
-            done = load(self.endpoint, self.words, in_flight=in_flight, body=body, seconds=SECONDS)
+            keyed = self.kind == "keyed"
+            done = load(
+                self.endpoint, self.words, in_flight=in_flight, body=body, seconds=SECONDS, keyed=keyed
+            )
         for index, into in enumerate((self.cpu, self.worker_cpu)):
             into.append((self.served.cpu(index) - before[index]) / len(done.taken) * 1e6)
         self.loads.append(done)
@@ -188,6 +196,7 @@ def rows() -> list[Row]:
             note=_rates(ours),
         )
     )
+    found += _cost_of_keys()
     ours = measured("library", in_flight=64, tcp=False)["library"]
     both = p50([sum(each) for each in zip(ours.cpu, ours.worker_cpu, strict=True)])
     found.append(
@@ -199,6 +208,25 @@ def rows() -> list[Row]:
             note=f"broker {p50(ours.cpu):.0f} µs; {_rates(ours)}",
         )
     )
+    return found
+
+
+def _cost_of_keys() -> list[Row]:
+    """Of CURVE, for clients that come over tcp: against the same without."""
+    found = []
+    for what, in_flight, body in (
+        ("one in flight: p50", 1, SMALL),
+        ("64 in flight", 64, SMALL),
+        ("1 MB, 8 in flight", 8, LARGE),
+    ):
+        both = measured("plain", "keyed", in_flight=in_flight, body=body)
+        plain, keyed = both["plain"], both["keyed"]
+        figure, note = keyed.rate / plain.rate, _rates(keyed)
+        if in_flight == 1:
+            figure = keyed.trip / plain.trip
+            note = f"{keyed.trip * 1e6:.0f} µs against {plain.trip * 1e6:.0f} µs"
+        cpu = f"CPU of the broker {p50(keyed.cpu):.0f} µs against {p50(plain.cpu):.0f} µs"
+        found.append(Row(what=f"CURVE, {what}", figure=figure, unit="x without keys", note=f"{note}; {cpu}"))
     return found
 
 

@@ -24,6 +24,7 @@ import zmq.asyncio
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from transport import broker
+from transport.curve import KeyPair, Member, NetworkSettings
 from transport.envelope import RequestEnvelope, identity
 from transport.frames import Ready
 from transport.worker import Request, Worker
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 SESSION = b"s" * 16
 CREDIT = 64
+SERVER, _PAIR = (KeyPair.of(secret * 8) for secret in ("11111", "22222"))
+CLIENT = Member(name="load", role="operator", public=_PAIR.public)
 _spawn = multiprocessing.get_context("spawn")
 
 
@@ -66,6 +69,19 @@ class Served:
 def ours(endpoint: str) -> None:
     """One socket for clients and workers, as all of these."""
     asyncio.run(broker.main(broker.BrokerSettings(client_endpoint=endpoint, worker_endpoint=None).encode()))
+
+
+def keyed(clients: str, workers: str) -> None:
+    networked(clients, workers, keyed=True)
+
+
+def networked(clients: str, workers: str, *, keyed: bool = False) -> None:
+    """Workers on this machine, and clients that come over tcp: with keys, or without."""
+    network = NetworkSettings(endpoint=clients, pair=SERVER, members=(CLIENT,)) if keyed else None
+    settings = broker.BrokerSettings(
+        client_endpoint=f"{workers}.clients" if keyed else clients, worker_endpoint=workers, network=network
+    )
+    asyncio.run(broker.main(settings.encode()))
 
 
 def proxy(front: str, back: str) -> None:
@@ -190,10 +206,16 @@ class Load:
         return median(self.taken)
 
 
-def load(endpoint: str, words: str, *, in_flight: int, body: bytes, seconds: float) -> Load:
+def load(
+    endpoint: str, words: str, *, in_flight: int, body: bytes, seconds: float, keyed: bool = False
+) -> Load:
     """Keeps `in_flight` requests under way."""
     context = zmq.Context()
     peer = context.socket(zmq.DEALER)
+    if keyed:
+        peer.set(zmq.CURVE_SERVERKEY, SERVER.public.encode())
+        peer.set(zmq.CURVE_PUBLICKEY, _PAIR.public.encode())
+        peer.set(zmq.CURVE_SECRETKEY, _PAIR.secret.encode())
     peer.connect(endpoint)
     peer.set(zmq.RCVTIMEO, 20_000)
     begun: dict[bytes, float] = {}
