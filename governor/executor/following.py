@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
-import transport.errors
-from governor.errors import from_refusal, from_transport
+from governor.errors import NotPermitted, from_refusal, from_transport
 from governor.executor.connection import RETRY_SECONDS, Connection
 from governor.messages import GroupProgress, Refused, RunEvent, Watch, WatchEnd, WatchGroup, encode
 from transport.errors import RemoteError, TooLarge, TransportError
@@ -40,9 +39,10 @@ class Following(Connection):
                         end, asked = None, behind(asked, message)
                         yield message
             except TransportError as error:
-                hopeless = isinstance(error, RemoteError | TooLarge | transport.errors.RequestNotPermitted)
+                failure = from_transport(error, endpoint=self.endpoint)
+                hopeless = isinstance(error, RemoteError | TooLarge) or isinstance(failure, NotPermitted)
                 if hopeless or (end is None and loop.time() > until):
-                    raise from_transport(error, endpoint=self.endpoint) from error
+                    raise failure from error
             interrupted = end is not None and end.outcome == "interrupted" and self._awaits_restart
             if end is not None and not (interrupted and loop.time() <= until):
                 yield end

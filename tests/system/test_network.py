@@ -99,10 +99,9 @@ async def test_an_operator_hands_in_a_folder_and_a_viewer_reads_what_came_of_it(
 async def test_a_key_that_is_taken_away_ends_a_watch_at_the_reload(instance, keys, walk):
     bob = await keys.new("bob", "viewer")
     async with instance.serve("--listen", keys.endpoint) as tree:
-        uid = await tree.executor.submit(walk(entry="user_code:Pauses"), folder=instance.folder)
-        await tree.until(uid, "episode.ended")
+        uid = await tree.executor.submit(walk(entry="user_code:Sleeps"), folder=instance.folder)
         watching = asyncio.create_task(instance.governor("--context", bob, "watch", uid, "--json"))
-        async with Executor(context=str(bob)) as executor:  # bob has come in
+        async with Executor(context=str(bob), timeout=60) as executor:  # bob has come in
             assert (await executor.status(uid)).runs
         code, output, _ = await instance.governor("keys", "remove", "bob", "--keys", keys.folder)
         assert (code, "taken away" in output) == (0, True)
@@ -118,7 +117,7 @@ async def test_a_key_that_is_taken_away_ends_a_watch_at_the_reload(instance, key
         (keys.folder / "dan.toml").unlink()
         assert (await tree.executor.reload()).changed == ("keys",)
         os.kill(tree.broker.pid, signal.SIGKILL)  # the next one knows the same keys
-        async with Executor(context=str(keys.home / "carol.toml")) as executor:
+        async with Executor(context=str(keys.home / "carol.toml"), timeout=60) as executor:
             assert (await executor.status(uid)).runs
         await tree.executor.abort(uid)
         await tree.end(uid)
