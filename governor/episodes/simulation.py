@@ -117,7 +117,7 @@ class Simulation:
         with self._condition:
             self._user.wait()
             while not (self.stopping or self._restores or self.retiring):
-                if not (self._held or self._paused):
+                if not (self._held or self._paused or self._stages.holds()):
                     index = schedule.next() if again is None else again
                     if index is not None and self._attempts.cancels(index):
                         again, seed = None, self.seed_of(index)
@@ -320,7 +320,6 @@ class Simulation:
             stop_clock = self._start_clock()
             self.finalizer.begin()
             self._rules.open(Path(self.spec.run_folder), copy)
-            await self._stages.settle_previous()
             if self._rules.exceeded:
                 self.stop(end="failures", by=self._rules.exceeded)
             self._restores = copy is not None and await asyncio.to_thread(self._rules.only_restores)

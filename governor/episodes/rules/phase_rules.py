@@ -168,6 +168,11 @@ class PhaseRules:
         names = {name.removesuffix(NONFINITE) for name in found}
         return [key for key in wanted if not any(name == key or name.endswith(f".{key}") for name in names)]
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is a stage for `settle_previous`."""
+        return self._checkpoints is not None and self.schedule.behind is not None
+
     async def settle_previous(self) -> str:
         """As `settle`, for a stage whose end an earlier process did not finish."""
         behind = self.schedule.behind

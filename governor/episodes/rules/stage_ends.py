@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import threading
@@ -31,6 +31,17 @@ class StageEnds:
         self._ask = ask
         self._failed = failed
         self._under_way: Future[None] | None = None
+        self._previous: Literal["due", "under way", "settled"] = "due"
+
+    def holds(self) -> bool:
+        """Whether no episode may begin yet, because of a stage whose end an earlier process did not finish: that is made up for when the
+        first worker asks. Its agent has learned again what is on record then. With the lock.
+        """
+        if self._previous == "due":
+            self._previous = "under way" if self._rules.is_behind else "settled"
+            if self._rules.is_behind:
+                self._under_way = self._ask(self._settle_previous(), stoppable=False)
+        return self._previous == "under way"
 
     def end(self) -> None:
         """All episodes of the current stage have ended. With the lock."""
@@ -48,15 +59,20 @@ class StageEnds:
             self._under_way = None
             self._condition.notify_all()
 
-    async def settle_previous(self) -> None:
-        """For a stage whose end an earlier process did not finish."""
+    async def _settle_previous(self) -> None:
         await self._settle(self._rules.settle_previous())
+        with self._condition:
+            self._previous = "settled"
+            self._under_way = None
+            self._condition.notify_all()
 
     async def settle_end(self, *, abandoned: bool) -> None:
         """At the end of the phase, unless it is `abandoned`."""
         if self._under_way is not None:
             await asyncio.wrap_future(self._under_way)
         if not abandoned:
+            if self._previous == "due":  # no worker was needed
+                await self._settle_previous()
             await self._settle(self._rules.settle_end(self._rules.figures.trained))
 
     async def _settle(self, settling: Coroutine[Any, Any, str]) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from governor.conductors import agent as agent_conductor
 from governor.episodes import trajectories
-from governor.messages import AgentRestored, Done
+from governor.episodes.records import state_file
+from governor.messages import AgentRestored, Checkpoint, Done
 from tests.support.in_process_commands import episodes
 
 EPISODES = 30
@@ -93,3 +94,18 @@ async def test_the_end_of_a_phase_that_was_not_saved_is_made_up_for(harness):
     assert harness.state()["steps"] == 5 * len(done)
     [found] = restored(harness)
     assert (found.reason, found.episodes > 0) == ("", True)
+
+
+@pytest.mark.parametrize("follows", [0, 3], ids=["end of the phase", "within it"])
+async def test_a_checkpoint_that_an_earlier_process_did_not_take_has_all_that_is_on_record(harness, follows):
+    """The saved state is older: of the first episodes alone."""
+    done = await interrupted(harness, slow=0.001)
+    await harness.conductors["agent.walker"].close()
+    assert harness.state()["steps"] < 5 * len(done)
+    await harness.start("agent.walker", incarnation=2, entry="exact_world:Draws", params={})
+    every, episodes_ = Checkpoint(every=len(done)), len(done) + follows
+    rest, end = await harness.play(incarnation=2, done=done, episodes=episodes_, checkpoint=every)
+    assert (len(rest), end.end, end.first_failure) == (follows, "max_episodes", "")
+    taken = harness.folder / f"run/checkpoints/train/walker.{len(done)}.state"
+    assert state_file.load(taken)["steps"] == 5 * len(done)
+    assert harness.state()["steps"] == 5 * episodes_
