@@ -38,6 +38,8 @@ DIGITS: Final = 12
 """Of a digest of a daemon's key."""
 AT_ONCE: Final = 4
 """Pieces that are asked for at once."""
+GROWING: Final = (".jsonl", ".arrow")
+"""Files at whose end something is added; others are written whole, and put in the place of what was there."""
 OVERLAP: Final = 4_096
 """Bytes before the end of a copy that are compared."""
 TRIES: Final = 5
@@ -148,7 +150,12 @@ class RunFiles(Connection):
             found = await self._ask(asked, FilePiece, source=uid, seconds=max(self.timeout, PIECE_SECONDS))
         except UsageError as error:
             raise _Replaced from error
-        if found.number != entry.number or offset + len(found.data) < min(entry.size, offset + PIECE_BYTES):
+        is_other = found.changed != entry.changed and not entry.path.endswith(GROWING)
+        if (
+            is_other
+            or found.number != entry.number
+            or offset + len(found.data) < min(entry.size, offset + PIECE_BYTES)
+        ):
             raise _Replaced
         return found.data
 

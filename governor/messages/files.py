@@ -18,7 +18,7 @@ class ListFiles(Message, frozen=True):
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
     """`path` is below the run's folder; `size` in bytes; `changed` in nanoseconds since 1970. `number` tells a file from another one
-    that has taken its place.
+    that has taken its place; a later one may have it again.
     """
 
     path: str
@@ -62,7 +62,8 @@ class PackageStored(Message, frozen=True):
 
 
 class FilePiece(Message, frozen=True):
-    """`data` is empty at the end of the file. `number` as of `FileEntry`."""
+    """`data` is empty at the end of the file. `number` and `changed` as of `FileEntry`."""
 
     data: bytes
     number: int
+    changed: int

@@ -32,9 +32,9 @@ def piece(folder: Path, path: str, offset: int) -> FilePiece:
     """A part of a file. Blocks. Raises UsageError for what is no file of the run."""
     try:
         with open(_opened(folder, path), "rb") as file:  # by its descriptor
-            number = os.fstat(file.fileno()).st_ino
             file.seek(offset)
-            return FilePiece(data=file.read(PIECE_BYTES), number=number)
+            data, found = file.read(PIECE_BYTES), os.fstat(file.fileno())
+            return FilePiece(data=data, number=found.st_ino, changed=found.st_mtime_ns)
     except (OSError, ValueError, OverflowError) as error:
         raise UsageError(f"the run has no file {path!r} ({error})") from error
 
