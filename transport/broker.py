@@ -241,6 +241,7 @@ class Broker:
     def _bind(self, side: Side, socket: zmq.Socket[bytes], endpoint: str) -> str:
         parsed = endpoints.parse_bind(endpoint, keyed=side is Side.NETWORK)
         endpoints.prepare_ipc(parsed)
+        socket.set(zmq.IPV6, ":" in (parsed.host or ""))
         before = os.umask(0o177)
         try:
             socket.bind(str(parsed))

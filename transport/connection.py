@@ -99,6 +99,7 @@ class Connection:
         self._socket.set(zmq.LINGER, 0)
         self._socket.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
         self._socket.set(zmq.RECONNECT_IVL_MAX, _RECONNECT_LIMIT_MS)
+        self._socket.set(zmq.IPV6, "[" in endpoint)
         keep_alive(self._socket)
         if keys is not None:
             self._socket.set(zmq.CURVE_SERVERKEY, keys.server.encode())

@@ -73,7 +73,7 @@ from governor.messages import (
 )
 from governor.messages.chunking import chunks, slices
 from governor.network import roles
-from governor.network.packages import PackageStore
+from governor.network.packages import PREFIX, PackageStore
 from governor.runs.assignment import Assignment, Waiting
 from governor.runs.record import failures
 from governor.runs.record.result import (
@@ -207,11 +207,12 @@ class DaemonApi:
     async def _located(self, asked: S) -> S:
         """With the folder of its package, if it names one. Raises NotPermitted for code that it may not name."""
         self._allowed.require(asked.run)
-        folder = await asyncio.to_thread(self._packages.place_of, asked.folder)
-        if folder != asked.folder and asked.run.get("code") != "snapshot":
-            raise UsageError("a run of a package has code: snapshot")
-        folder = await asyncio.to_thread(self._allowed.folder, folder)
-        return msgspec.structs.replace(asked, folder=folder)
+        if asked.folder.startswith(PREFIX):
+            if asked.run.get("code") != "snapshot":
+                raise UsageError("a run of a package has code: snapshot")
+            folder = await asyncio.to_thread(self._packages.place_of, asked.folder)
+            asked = msgspec.structs.replace(asked, folder=folder)
+        return msgspec.structs.replace(asked, folder=self._allowed.folder(asked.folder))
 
     async def _resume(self, asked: Resume, by: dict[str, Any], *, of_group: bool = False) -> Submitted:
         row = await self._journal.read(partial(self._queries.find_row, asked.uid))

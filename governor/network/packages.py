@@ -142,9 +142,7 @@ class PackageStore:
         self._folder = state_dir / FOLDER
 
     def place_of(self, folder: str) -> str:
-        """The folder of a submit that names a package. Raises UsageError for one that is not there."""
-        if not folder.startswith(PREFIX):
-            return folder
+        """The folder of a submit that names a package with `PREFIX`. Raises UsageError for one that is not there."""
         place = self._folder / _require_digest(folder.removeprefix(PREFIX))
         try:
             os.utime(place)

@@ -35,7 +35,7 @@ MEMBERS = (
 class Network:
     """A broker that listens with keys, and its clients."""
 
-    def __init__(self, world, *, limits=FAST):
+    def __init__(self, world, *, limits=FAST, endpoint="tcp://127.0.0.1:*"):
         self.world = world
         self.events = []
         settings = BrokerSettings(
@@ -44,7 +44,7 @@ class Network:
             private_endpoint=f"ipc://{world.folder}/private.sock",
             access=ACCESS,
             limits=limits,
-            network=NetworkSettings(endpoint="tcp://127.0.0.1:*", pair=SERVER, members=MEMBERS),
+            network=NetworkSettings(endpoint=endpoint, pair=SERVER, members=MEMBERS),
         )
         self.broker = Broker(settings, on_event=lambda name, **data: self.events.append((name, data)))
 
@@ -183,11 +183,8 @@ async def test_the_network_leads_to_public_services_alone(world):
 
 @pytest.mark.parametrize("endpoint", ["ipc:///tmp/x", "tcp://127.0.0.1"])
 async def test_a_network_is_tcp(world, endpoint):
-    network = Network(world)
-    wanted = msgspec.structs.replace(network.broker.settings.network, endpoint=endpoint)
-    settings = msgspec.structs.replace(network.broker.settings, network=wanted)
     with pytest.raises(BadEndpoint, match="tcp://address:port"):
-        async with Broker(settings, on_event=lambda *_, **__: None):
+        async with Network(world, endpoint=endpoint).broker:
             pass
 
 
@@ -331,3 +328,17 @@ async def test_a_flood_of_strangers_is_a_few_lines():
         assert len(lines) == LINES + 1
     finally:
         keeper.context.destroy(linger=0)
+
+
+def _has_ipv6():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6")
+async def test_an_address_of_ipv6(world):
+    async with Network(world, endpoint="tcp://[::1]:*") as network, network.client() as client:
+        assert (await who(client)).address == "::1"

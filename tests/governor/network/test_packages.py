@@ -207,7 +207,3 @@ def test_old_packages_go_when_a_new_one_comes(home, store, tmp_path):
     store.place_of(PREFIX + second)  # it is used again
     assert (folder / second).stat().st_mtime > 1
     assert first != second
-
-
-def test_other_folders_are_left_as_they_are(store):
-    assert store.place_of("/home/ada/run") == "/home/ada/run"
