@@ -1,7 +1,7 @@
 """The broker's shell: ROUTERs on asyncio around `BrokerCore`. Clients and workers have separate sockets, so that file
 permissions decide which processes may register a service; without a `worker_endpoint` they share that of the clients. With
 `private_endpoint` there is a second socket for clients: services that `access` does not make public are reached through
-that alone. With `network` there is one for clients on other machines, who need a key (`gatekeeper.py`).
+that alone. With `network` there is one for clients on other machines, who need a key (`network/gatekeeper.py`).
 
 Rules:
 1. ROUTER_MANDATORY is on, so a failed delivery is known. To a worker: the worker is lost, as soon as all that it has sent
@@ -36,10 +36,10 @@ from transport.broker_core import BrokerCore, BrokerLimits, Send, Side
 from transport.broker_events import to_logging
 from transport.connection import keep_alive
 from transport.connections import BoundedConnections, bound_of_each, files_needed
-from transport.curve import NetworkSettings  # noqa: TC001  # msgspec reads it at run time
 from transport.errors import CannotBind, EndpointInUse
 from transport.file_limits import file_limits, raise_file_limit
-from transport.gatekeeper import Gatekeeper
+from transport.network.curve import NetworkSettings  # noqa: TC001  # msgspec reads it at run time
+from transport.network.gatekeeper import Gatekeeper
 from transport.slow_readers import SlowReaders
 from transport.sockets import Sent, SocketLoop, last_endpoint
 

@@ -43,8 +43,8 @@ from transport.sockets import Sent
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from transport.curve import ClientKeys
     from transport.frames import Frames
+    from transport.network.curve import ClientKeys
 
 BUFFERED_PARTS: Final = 50_000
 _ERRORS_OF_BROKER: Final = {

@@ -22,8 +22,8 @@ from transport.sockets import Monitor, Sent, SocketLoop
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from transport.curve import ClientKeys
     from transport.frames import Frame, Frames
+    from transport.network.curve import ClientKeys
 
 _RECONNECT_MS: Final = 20
 _RECONNECT_LIMIT_MS: Final = 500

@@ -24,9 +24,9 @@ import zmq.asyncio
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from transport import broker
-from transport.curve import KeyPair, Member, NetworkSettings
 from transport.envelope import RequestEnvelope, identity
 from transport.frames import Ready
+from transport.network.curve import KeyPair, Member, NetworkSettings
 from transport.worker import Request, Worker
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from governor.logs import LogFormat
     from governor.processes.process import ChildProcess
     from transport.access import Secret
-    from transport.curve import Member, NetworkSettings
+    from transport.network.curve import Member, NetworkSettings
 
 FIRST_BACK_OFF: Final = 0.05
 BACK_OFF_LIMIT: Final = 5.0

@@ -27,7 +27,7 @@ from transport.errors import BadEndpoint, TransportError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from transport.curve import ClientKeys
+    from transport.network.curve import ClientKeys
 
 RETRY_SECONDS: Final = 0.2
 

@@ -17,8 +17,8 @@ from governor import files
 from governor.errors import UsageError
 from governor.locations import config_dir
 from transport import endpoints
-from transport.curve import ClientKeys, KeyPair, checked
 from transport.errors import BadEndpoint, BadKey
+from transport.network.curve import ClientKeys, KeyPair, checked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 from governor import files
 from governor.errors import ConfigError, UsageError
 from governor.network.roles import ROLES
-from transport.curve import KeyPair, Member, checked
 from transport.errors import BadKey
+from transport.network.curve import KeyPair, Member, checked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from governor.errors import ConfigError, TryAgain
 from governor.network.keys import KeyFolder
 from transport import endpoints
-from transport.curve import NetworkSettings
+from transport.network.curve import NetworkSettings
 
 if TYPE_CHECKING:
     from governor.config import Config
-    from transport.curve import Member
+    from transport.network.curve import Member
 
 
 def settings_of(config: Config) -> NetworkSettings | None:

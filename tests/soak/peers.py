@@ -14,8 +14,8 @@ import zmq
 
 from transport import broker
 from transport.access import Access
-from transport.curve import KeyPair, Member, NetworkSettings
 from transport.envelope import SESSION_BYTES, RequestEnvelope
+from transport.network.curve import KeyPair, Member, NetworkSettings
 from transport.worker import Worker
 
 SERVER, GOOD, OTHER = (KeyPair.of(secret * 8) for secret in ("11111", "22222", "33333"))

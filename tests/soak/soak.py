@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # this file is sta
 
 from tests.soak import peers
 from transport.client import Client
-from transport.curve import ClientKeys
+from transport.network.curve import ClientKeys
 
 MOST_P99: Final = 0.25
 """Seconds, beside others with a key."""

@@ -18,10 +18,10 @@ from transport.broker import Broker, BrokerSettings
 from transport.broker_core import BrokerLimits, Side
 from transport.client import Client
 from transport.connection import NO_HANDSHAKE, UNKNOWN_KEY
-from transport.curve import ClientKeys, KeyPair, Member, NetworkSettings, checked
 from transport.envelope import RequestEnvelope
 from transport.errors import BadEndpoint, BadKey, BrokerUnreachable, RequestNotPermitted
-from transport.gatekeeper import LINES, Gatekeeper
+from transport.network.curve import ClientKeys, KeyPair, Member, NetworkSettings, checked
+from transport.network.gatekeeper import LINES, Gatekeeper
 
 SERVER, ALICE, BOB, STRANGER = (KeyPair.new() for _ in range(4))
 SECRET = Secret(bytes(range(32)))

@@ -15,7 +15,7 @@ from governor.locations import KEYS, default_state_dir
 
 if TYPE_CHECKING:
     from governor.network.keys import KeyFolder
-    from transport.curve import KeyPair
+    from transport.network.curve import KeyPair
 
 PORT: Final = 5555
 ROLES: Final = ("viewer", "operator")
@@ -66,8 +66,8 @@ def new(
     client puts that into ~/.config/run-governor/contexts, and says `governor --context NAME`.
     """
     from governor.network.keys import require_name  # noqa: PLC0415  # not for --help
-    from transport.curve import KeyPair, checked  # noqa: PLC0415  # as above
     from transport.errors import BadKey  # noqa: PLC0415  # as above
+    from transport.network.curve import KeyPair, checked  # noqa: PLC0415  # as above
 
     require_name(name)
     keys = _folder(folder)
@@ -92,8 +92,8 @@ def new(
 def _write_context(out: Path, endpoint: str | None, server: str, pair: KeyPair) -> None:
     from governor.network.contexts import Context  # noqa: PLC0415  # as above
     from transport import endpoints  # noqa: PLC0415  # as above
-    from transport.curve import ClientKeys  # noqa: PLC0415  # as above
     from transport.errors import BadEndpoint  # noqa: PLC0415  # as above
+    from transport.network.curve import ClientKeys  # noqa: PLC0415  # as above
 
     place = endpoint or f"tcp://{socket.getfqdn()}:{PORT}"
     try:
@@ -113,7 +113,7 @@ def list_keys(*, folder: Path | None, as_json: bool) -> None:
     found = _folder(folder).members()
     if as_json:
         from governor.cli.rendering import display  # noqa: PLC0415  # not for --help
-        from transport.curve import Members  # noqa: PLC0415  # as above
+        from transport.network.curve import Members  # noqa: PLC0415  # as above
 
         display.print_json(Members(found))
         return

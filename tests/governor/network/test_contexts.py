@@ -10,7 +10,7 @@ from governor.errors import UsageError
 from governor.executor import Executor
 from governor.network import contexts
 from governor.network.contexts import Context
-from transport.curve import ClientKeys, KeyPair
+from transport.network.curve import ClientKeys, KeyPair
 
 CONTEXT = Context(
     endpoint="tcp://host:5555", keys=ClientKeys(server=KeyPair.new().public, pair=KeyPair.new())

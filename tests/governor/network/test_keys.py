@@ -8,7 +8,7 @@ import pytest
 
 from governor.errors import ConfigError, UsageError
 from governor.network.keys import PUBLIC, SERVER_KEY, KeyFolder
-from transport.curve import KeyPair, Member
+from transport.network.curve import KeyPair, Member
 
 ALICE, BOB = KeyPair.new(), KeyPair.new()
 

@@ -15,7 +15,7 @@ from governor.messages import RunStatus, Submit, Submitted
 from governor.messages.files import ReadFile, StorePackage
 from governor.network.contexts import Context
 from tests.support.daemon.api_world import RUN, TWO, open_api
-from transport.curve import ClientKeys, KeyPair, Member, NetworkSettings
+from transport.network.curve import ClientKeys, KeyPair, Member, NetworkSettings
 
 SERVER, ADA, BOB = (KeyPair.new() for _ in range(3))
 MEMBERS = (

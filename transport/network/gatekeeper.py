@@ -20,15 +20,15 @@ from zmq.utils import z85
 
 from transport import frames as mdp
 from transport.access import Peer
-from transport.curve import Member
+from transport.network.curve import Member
 from transport.sockets import SocketLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from transport.broker_events import OnEvent
-    from transport.curve import NetworkSettings
     from transport.frames import Frames
+    from transport.network.curve import NetworkSettings
     from transport.sockets import DrainedSocket
 
 LINES: Final = 5
@@ -38,7 +38,7 @@ _ADDRESSES: Final = 1_000
 _ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 _DOMAIN: Final = b"network"
 _VERSION: Final = b"1.0"
-_FRAMES: Final = 9
+_FRAMES: Final = 7
 _KEY_BYTES: Final = 32
 
 
@@ -132,7 +132,7 @@ class Gatekeeper:
 
     def answer(self, question: list[bytes]) -> list[bytes] | None:
         """The reply to a request of ZAP, both without their envelope; None for what is none."""
-        if len(question) != _FRAMES - 2 or question[0] != _VERSION:
+        if len(question) != _FRAMES or question[0] != _VERSION:
             return None
         _, number, _, address, _, mechanism, key = question
         public = _text(key) if mechanism == b"CURVE" else ""

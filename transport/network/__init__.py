@@ -1,0 +1,1 @@
+"""The network: keys of peers, and who comes in with them."""
