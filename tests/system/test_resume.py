@@ -33,6 +33,7 @@ def tasks(flag):
             "timeout": 1.0,
         },
         {"id": "collect", "call": "user_code:collect", "depends_on": ["large", "flaky"]},
+        {"id": "last", "call": "user_code:heal", "args": {**flaky, "how": "fail last"}, "repeat": 2},
     ]
 
 
@@ -42,11 +43,18 @@ async def test_finished_tasks_are_not_repeated_and_their_values_reach_dependent_
     flag = instance.folder / "healed"
     phases = [
         {"name": "first", "tasks": [{"id": "before", "call": "user_code:once"}]},
-        {"name": "second", "tasks": tasks(flag), "failures": {"at_most": 1}},
+        {"name": "second", "tasks": tasks(flag), "failures": {"at_most": 2}},
         {"name": "third", "tasks": [{"id": "after", "call": "user_code:once"}]},
     ]
     async with instance.serve() as tree:
         uid = await tree.executor.submit({"name": "study", "phases": phases}, folder=instance.folder)
+        others_ended = instance.folder / "healed.others_ended"
+        waiting = {("large", 0), ("flaky", 0), ("flaky", 1), ("slow", 0), ("slow", 1), ("last", 0)}
+        async for event in tree.executor.watch(uid):
+            if event.kind == "task.ended":
+                waiting.discard((event.data["record"]["task"], event.data["record"]["run"]))
+                if not waiting:
+                    others_ended.touch()
         _, old = await tree.end(uid)
         assert (old.outcome, [phase.name for phase in old.phases]) == ("failed", ["first", "second"])
         was = {(record.task, record.run): record.outcome for record in old.phases[1].tasks}
@@ -57,9 +65,11 @@ async def test_finished_tasks_are_not_repeated_and_their_values_reach_dependent_
             ("slow", 0): "succeeded",
             ("slow", 1): "timed_out",
             ("collect", 0): "upstream_failed",
+            ("last", 0): "succeeded",
+            ("last", 1): "failed",
         }
         begun = marks(old.folder)
-        assert begun == {"before": 1, "large": 1, "flaky": 2, "slow": 2}
+        assert begun == {"before": 1, "large": 1, "flaky": 2, "slow": 2, "last": 2}
     flag.touch()
     async with instance.serve() as tree:  # a resume needs only the journal and the folder of the old run
         new_uid = await tree.executor.resume(uid)
@@ -68,13 +78,14 @@ async def test_finished_tasks_are_not_repeated_and_their_values_reach_dependent_
         assert [phase.end for phase in new.phases] == ["tasks_done"] * 3
         records = {(record.task, record.run): record for phase in new.phases for record in phase.tasks}
         assert {record.outcome for record in records.values()} == {"succeeded"}
-        assert len(records) == 8
+        assert len(records) == 10
         assert records["collect", 0].value == {"sum": sum(range(20_000)), "runs": [0, 1]}
         ended = [e.data["record"] for e in events if e.kind == "task.ended"]
         assert sorted((record["task"], record["run"]) for record in ended) == [
             ("after", 0),
             ("collect", 0),
             ("flaky", 1),
+            ("last", 1),
             ("slow", 1),
         ]
         assert marks(new.folder) == {
@@ -82,6 +93,7 @@ async def test_finished_tasks_are_not_repeated_and_their_values_reach_dependent_
             "large": 1,
             "flaky": 3,
             "slow": 3,
+            "last": 3,
             "collect": 1,
             "after": 1,
         }

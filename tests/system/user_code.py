@@ -228,8 +228,8 @@ def large(context):
 
 
 def heal(context, flag, *, how="fail"):
-    """Succeeds once the file `flag` exists; before that its second run fails, or hangs and reports that in the pipe beside,
-    if there is one.
+    """Succeeds once the file `flag` exists; before that its second run fails, once it may where it is the last, or hangs and
+    reports that in the pipe beside, if there is one.
     """
     once(context)
     if context.run_id == 1 and not Path(flag).exists():
@@ -238,6 +238,8 @@ def heal(context, flag, *, how="fail"):
             if pipe.exists():
                 pipe.write_text("x")
             time.sleep(600)
+        while how == "fail last" and not Path(f"{flag}.others_ended").exists():
+            time.sleep(0.05)
         raise ValueError("not yet")
     return context.run_id
 
