@@ -35,6 +35,8 @@ class Side(Enum):
     PRIVATE = "private"
     WORKERS = "workers"
 
+    __hash__ = object.__hash__  # that of Enum is Python; there are 30 lookups for each request
+
 
 class BrokerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds and times of a broker. Times in seconds, sizes in bytes.
