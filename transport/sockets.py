@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 COPY_LIMIT: Final = 8192
 FRAMES_LIMIT: Final = 1024
 _BUDGET: Final = 128
+_BATCH: Final = 32
 _FRAMES_SHIFT: Final = 4
 """A message counts once against a budget, and once more for every 16 frames: a frame takes about 1 us."""
 _SKIPPED_AT_ONCE: Final = _BUDGET << _FRAMES_SHIFT
@@ -72,10 +73,13 @@ class SocketLoop:
         socket: zmq.Socket[bytes],
         *,
         on_message: Callable[[Frames], None],
+        on_batch: Callable[[], None] | None = None,
         on_writable: Callable[[], None] | None = None,
     ) -> DrainedSocket:
-        """Drain `socket` from now on. `on_writable` is called after each drain while a send has returned FULL."""
-        drained = DrainedSocket(self, socket, on_message, on_writable)
+        """Drain `socket` from now on. `on_batch` is called after each message or some more, `on_writable` after each drain while a
+        send has returned FULL.
+        """
+        drained = DrainedSocket(self, socket, on_message, on_batch, on_writable)
         self._sockets.append(drained)
         self._loop.add_reader(drained.fd, self._woken, drained)
         self.touch(drained)
@@ -125,6 +129,7 @@ class DrainedSocket:
         loop: SocketLoop,
         socket: zmq.Socket[bytes],
         on_message: Callable[[Frames], None],
+        on_batch: Callable[[], None] | None,
         on_writable: Callable[[], None] | None,
     ) -> None:
         self.socket = socket
@@ -136,6 +141,7 @@ class DrainedSocket:
         self._first: zmq.Frame | None = None
         self._loop = loop
         self._on_message = on_message
+        self._on_batch = on_batch
         self._on_writable = on_writable
         self.full = False
 
@@ -204,12 +210,15 @@ class DrainedSocket:
                 return used
             used += self._take(socket)
             if burst:  # EVENTS costs 1.1 us, an exception 2: read it once for many messages
+                most = min(budget, used + _BATCH)
                 try:
-                    while used < budget and not socket.closed:
+                    while used < most and not socket.closed:
                         used += self._take(socket)
                 except zmq.Again:
                     pass
             burst = True
+            if self._on_batch is not None:
+                self._on_batch()
         self.dirty = False
         if self.full and self._on_writable is not None and not socket.closed:
             self.full = False
