@@ -171,6 +171,42 @@ async def test_no_older_protocol_and_no_other_mechanism_comes_in(world, words):
         assert network.broker.counters["requests"] == 0
 
 
+async def test_recorded_bytes_of_a_member_are_worth_nothing_again(world):
+    """Handshake and request, word for word: the broker's part of each handshake is another one."""
+    said, answers = bytearray(), bytearray()
+
+    async def copy(reader, writer, into):
+        with suppress(ConnectionError):
+            while data := await reader.read(65_536):
+                into += data
+                writer.write(data)
+        writer.close()
+
+    async def relay(reader, writer):
+        there, back = await asyncio.open_connection("127.0.0.1", network.port)
+        await asyncio.gather(copy(reader, back, said), copy(there, writer, answers))
+
+    async with Network(world) as network, await asyncio.start_server(relay, "127.0.0.1", 0) as between:
+        port = between.sockets[0].getsockname()[1]
+        keys = ClientKeys(server=SERVER.public, pair=ALICE)
+        async with Client(f"tcp://127.0.0.1:{port}", keys=keys, context=world.context) as alice:
+            assert (await who(alice)).name == "alice"
+        before = network.broker.counters["requests"]
+        assert b"who" not in said
+        reader, writer = await asyncio.open_connection("127.0.0.1", network.port)
+        writer.write(said)
+        again = b""
+        async with asyncio.timeout(15):
+            with suppress(ConnectionResetError):
+                while more := await reader.read(65_536):
+                    again += more
+        writer.close()
+        assert len(again) < len(answers)
+        async with network.client() as alice:
+            await who(alice)
+        assert network.broker.counters["requests"] == before + 1
+
+
 async def test_the_network_leads_to_public_services_alone(world):
     async with Network(world) as network, network.client() as client:
         with pytest.raises(RequestNotPermitted, match="this service is not reached"):

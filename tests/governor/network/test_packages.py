@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from governor.errors import UsageError
+from governor.errors import TryAgain, UsageError
 from governor.network import packages
 from governor.network.packages import PREFIX, PackageStore, pack
+from tests.support.full_disk import full_beyond
 
 
 @pytest.fixture
@@ -207,3 +208,23 @@ def test_old_packages_go_when_a_new_one_comes(home, store, tmp_path):
     store.place_of(PREFIX + second)  # it is used again
     assert (folder / second).stat().st_mtime > 1
     assert first != second
+
+
+def test_a_full_disk_while_it_arrives_is_a_reason_to_try_again_and_no_byte_is_sent_twice(home, store):
+    data, digest = packed(home)
+    with full_beyond(70), pytest.raises(TryAgain, match="can't be stored: File too large"):
+        sent(store, data)
+    have = store.store(digest, size=len(data), offset=0, data=b"")
+    assert have == 70
+    assert store.store(digest, size=len(data), offset=have, data=data[have:]) == len(data)
+    assert contents(Path(store.place_of(PREFIX + digest)))["agents/walker.py"] == "x = 1\n"
+
+
+def test_a_full_disk_while_it_is_unpacked_leaves_nothing(home, store, tmp_path):
+    (home / "zeros").write_bytes(bytes(100_000))
+    data, digest = packed(home)
+    with full_beyond(50_000), pytest.raises(TryAgain, match="can't be stored"):
+        sent(store, data)
+    assert list((tmp_path / "state" / "packages").iterdir()) == []
+    with pytest.raises(UsageError, match="submit the run again"):
+        store.place_of(PREFIX + digest)
