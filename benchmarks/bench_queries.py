@@ -1,21 +1,25 @@
-"""A daemon with 10,000 ended and 1,500 queued runs: its start, `status`, `list`, and how long its event loop is blocked at most.
+"""A daemon with 10,000 ended and 1,500 queued runs: its start, `status`, `list`, and how long its event loop is blocked at most. Then one
+without any: how many questions and submits it answers in a second, and what one who watches a run costs.
 
 The journal is filled by its own writers. What a question costs the loop is the growth of `StatusReport.loop.busy` over it.
-`python benchmarks/bench_queries.py` takes about 35 s.
+`python benchmarks/bench_queries.py` takes about a minute.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import psutil
 from support.instance import HERE, Instance
 from support.process_tree import memory
 from support.rows import Row, p50, spread, table
 
+from governor.executor import Executor
 from governor.journal.journal import Journal
 from governor.messages import EpisodeRecord, PhaseResult, RunResult, TaskRecord
 from governor.run_file.load import parse
@@ -35,6 +39,27 @@ BATCH = 250
 REPEAT = 30
 PRUNED = 300
 SHOWN = 100
+RATE_SECONDS = 2.0
+WATCHERS = 100
+MANY: dict[str, Any] = {
+    "name": "many",
+    "conductors": {
+        "environments": {"world": {"entry": "user_code.step_world:Endless"}},
+        "agents": {"walker": {"entry": "user_code.step_agent:TrivialAgent"}},
+    },
+    "phases": [
+        {
+            "name": "walk",
+            "simulate": {
+                "environment": "world",
+                "agents": ["walker"],
+                "episodes": 2_000,
+                "max_steps": 10,
+                "transport": "in_process",
+            },
+        }
+    ],
+}
 METRICS = {
     f"{name}_{of}": 0.5 * number
     for number, name in enumerate(("return", "steps"))
@@ -265,10 +290,83 @@ async def _events(instance: Instance, uid: str) -> list[Any]:
     return [event async for event in instance.executor.watch(uid, follow=False)]
 
 
+async def _rate(ask: Callable[[], Awaitable[Any]], at_once: int) -> float:
+    """A second, with so many in flight."""
+    done, begun = 0, perf_counter()
+
+    async def one() -> None:
+        nonlocal done
+        while perf_counter() < begun + RATE_SECONDS:
+            await ask()
+            done += 1
+
+    await asyncio.gather(*(one() for _ in range(at_once)))
+    return done / (perf_counter() - begun)
+
+
+async def _rates() -> list[Row]:
+    """Of `status`, and of submits of a small run, which wait: the daemon is drained."""
+    async with Instance("--queue-limit", "100000") as instance:
+        executor = instance.executor
+        await executor.drain()
+        questions = {"status": executor.status, "submit": lambda: executor.submit(MANY, folder=HERE)}
+        return [
+            Row(
+                what=f"`{name}`, {'one at a time' if at_once == 1 else f'{at_once} at once'}",
+                figure=await _rate(questions[name], at_once),
+                unit="a second",
+                at_least=at_least,
+            )
+            for name, at_once, at_least in (
+                ("status", 1, 600.0),
+                ("status", 16, 2_000.0),
+                ("submit", 1, 150.0),
+                ("submit", 16, 400.0),
+            )
+        ]
+
+
+async def _watched(watchers: int) -> tuple[float, int]:
+    """The daemon's CPU seconds over a run of many episodes, and its events."""
+    async with Instance() as instance:
+        daemon = psutil.Process(instance.daemon_pid)
+
+        async def follow(executor: Executor) -> int:
+            return len([event async for event in executor.watch(uid)])
+
+        async with contextlib.AsyncExitStack() as stack:
+            endpoint = instance.executor.endpoint
+            executors = [await stack.enter_async_context(Executor(endpoint)) for _ in range(watchers)]
+            before = daemon.cpu_times()
+            uid = await instance.executor.submit(MANY, folder=HERE)
+            [seen, *_] = await asyncio.gather(*map(follow, (instance.executor, *executors)))
+            after = daemon.cpu_times()
+    return after.user + after.system - before.user - before.system, seen
+
+
+async def _watchers() -> list[Row]:
+    alone, beside = [], []
+    for _ in range(3):
+        alone.append(await _watched(0))
+        beside.append(await _watched(WATCHERS))
+    events = beside[0][1]
+    more = p50([cpu for cpu, _ in beside]) - p50([cpu for cpu, _ in alone])
+    return [
+        Row(
+            what=f"{WATCHERS} that watch one run: CPU of the daemon an event and watcher",
+            figure=1e6 * more / (WATCHERS * events),
+            unit="µs",
+            at_most=4.0,
+            note=f"{events:,} events; {spread([cpu for cpu, _ in beside], 's')}, with one {p50([cpu for cpu, _ in alone]):.2f} s",
+        )
+    ]
+
+
 def measure() -> list[Row]:
+    rows = asyncio.run(_rates()) + asyncio.run(_watchers())
     with tempfile.TemporaryDirectory(prefix="gb-", ignore_cleanup_errors=True) as name:
         (Path(name) / "s").mkdir(mode=0o700)
-        return asyncio.run(_measure(Path(name)))
+        return asyncio.run(_measure(Path(name))) + rows
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -92,6 +92,10 @@ if TYPE_CHECKING:
     from governor.runs.active_run import RunContext
     from transport.worker import Request
 
+    _What: TypeAlias = tuple[str, int, tuple[str, ...]]
+    """A run, the number of the last event that is known, and the kinds of interest."""
+    _Following: TypeAlias = tuple[RunLine, int, list[list[bytes]]]
+
 KEEP_ALIVE_SECONDS: Final = 5.0
 BY: Final = "api"
 
@@ -118,6 +122,7 @@ class DaemonApi:
         self._group_reports = GroupReports(daemon=daemon, context=context, queries=self._queries)
         self._senders = Senders()
         self._packages = PackageStore(context.journal.path.parent)
+        self._readings: dict[_What, asyncio.Task[_Following]] = {}
         self._storing = asyncio.Lock()
         self._allowed = AllowedEntries(context.journal.path.parent, lambda: daemon.config.entries.allow)
 
@@ -231,7 +236,7 @@ class DaemonApi:
         with self._journal.arrivals(uid) as arrived:
             while True:
                 arrived.clear()
-                row, after, parts = await self._journal.read(partial(self._read_on, uid, after, asked.kinds))
+                row, after, parts = await self._read_on((uid, after, tuple(asked.kinds)))
                 if parts:
                     for frames in parts:
                         await request.partial(*frames)
@@ -252,7 +257,18 @@ class DaemonApi:
                     await request.partial(b"")
                     silent_until = now() + KEEP_ALIVE_SECONDS
 
-    def _read_on(self, uid: str, after: int, kinds: Sequence[str]) -> tuple[RunLine, int, list[list[bytes]]]:
+    async def _read_on(self, what: _What) -> _Following:
+        """As `_following`, once for all whom the same event has woken: the reading begins when they all have asked, a turn later."""
+        reading = self._readings.get(what)
+        if reading is None:
+            reading = self._readings[what] = asyncio.create_task(self._read_once(what), name="daemon.read_on")
+        return await asyncio.shield(reading)
+
+    async def _read_once(self, what: _What) -> _Following:
+        del self._readings[what]  # who asks from here on may have been woken by an event that this does not find
+        return await self._journal.read(partial(self._following, *what))
+
+    def _following(self, uid: str, after: int, kinds: tuple[str, ...]) -> _Following:
         """The run, the number up to which its events are read now, and those of them: of a run that has ended all there are. Blocks."""
         row = self._queries.find(uid)
         last = self._journal.last_event(uid) if kinds else after

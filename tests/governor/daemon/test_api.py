@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import shutil
+import threading
 
 import pytest
 
@@ -334,3 +335,45 @@ async def test_a_queued_run_with_an_event_that_lacks_a_field_can_be_aborted(daem
     await daemon.journal.write(lambda tx: tx.event(uid, "phase.started", {"phase": "p"}))
     await daemon.executor.abort(uid, reason="enough")
     assert "its record was damaged (KeyError: 'index')" in (await daemon.executor.result(uid)).reason
+
+
+async def test_all_who_watch_a_run_have_its_events_from_one_reading(daemon, monkeypatch):
+    uid = await daemon.executor.submit(RUN)
+    readings, events = [], daemon.journal.events
+    monkeypatch.setattr(
+        daemon.journal, "events", lambda *given, **more: readings.append(given) or events(*given, **more)
+    )
+    watchings = [daemon.executor.watch(uid) for _ in range(12)]
+    seen = [[(await anext(watching)).seq] for watching in watchings]
+    for number in range(20):
+        await daemon.journal.write(lambda tx: tx.event(uid, "phase.started", {"phase": "p", "index": 0}))
+        for each, watching in zip(seen, watchings, strict=True):
+            each.append((await anext(watching)).seq)
+            assert each[-1] == number + 2
+    for watching in watchings:
+        await watching.aclose()
+    assert len(readings) < 12 * 20 / 2
+
+
+async def test_who_asks_after_a_reading_has_begun_has_one_of_its_own(daemon, monkeypatch):
+    """It may have been woken by an event that the first one does not find."""
+    uid = await daemon.executor.submit(RUN)
+    begun, go_on, readings, events = threading.Event(), threading.Event(), [], daemon.journal.events
+
+    def held(*given, **more):
+        page = events(*given, **more)
+        readings.append(given)
+        begun.set()
+        go_on.wait(20)
+        return page
+
+    monkeypatch.setattr(daemon.journal, "events", held)
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(anext(daemon.executor.watch(uid)))
+        await asyncio.to_thread(begun.wait, 20)
+        begun.clear()
+        second = group.create_task(anext(daemon.executor.watch(uid)))
+        assert await asyncio.to_thread(begun.wait, 20)
+        go_on.set()
+    assert len(readings) >= 2
+    assert first.result().seq == second.result().seq == 1
