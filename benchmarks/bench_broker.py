@@ -25,7 +25,7 @@ SMALL, LARGE = b"x" * 92, b"x" * (2**20 - 8)
 """Behind a number of 8 bytes."""
 TURNS = 5
 SECONDS = 0.6
-WORKERS = 8
+WORKERS, MANY = 8, 1_000
 PEER_RATE, PEER_P50 = 910.0, 1.14
 """What palaestrAI 3.5.18 did, one at a time over tcp, a second and in ms: measured elsewhere, here the least that is asked for."""
 
@@ -58,14 +58,31 @@ class Side:
         """Of the broker, µs a request."""
         self.worker_cpu: list[float] = []
 
-    def turn(self, *, in_flight: int, body: bytes) -> None:
-        before = self.served.cpu(0), self.served.cpu(1)
+    def idle(self) -> float:
+        """CPU seconds of the broker in a second without requests: heartbeats."""
+        before = self.served.cpu(0)
+        time.sleep(2 * SECONDS)
+        return (self.served.cpu(0) - before) / (2 * SECONDS)
+
+    def turn(self, *, in_flight: int, body: bytes, clients: int = 1) -> None:
+        before = [self.served.cpu(0), self.served.cpu(1)]
+
+        def look() -> None:
+            before[:] = self.served.cpu(0), self.served.cpu(1)
+
         if self.kind == "library":
             done = asyncio.run(_library_load(self.endpoint, in_flight))
         else:
             keyed = self.kind == "keyed"
             done = load(
-                self.endpoint, self.words, in_flight=in_flight, body=body, seconds=SECONDS, keyed=keyed
+                self.endpoint,
+                self.words,
+                in_flight=in_flight,
+                body=body,
+                seconds=SECONDS,
+                keyed=keyed,
+                clients=clients,
+                on_begin=look,
             )
         for index, into in enumerate((self.cpu, self.worker_cpu)):
             into.append((self.served.cpu(index) - before[index]) / len(done.taken) * 1e6)
@@ -196,7 +213,7 @@ def rows() -> list[Row]:
             note=_rates(ours),
         )
     )
-    found += _cost_of_keys()
+    found += [_cost_of_many(), *_cost_of_keys()]
     ours = measured("library", in_flight=64, tcp=False)["library"]
     both = p50([sum(each) for each in zip(ours.cpu, ours.worker_cpu, strict=True)])
     found.append(
@@ -209,6 +226,28 @@ def rows() -> list[Row]:
         )
     )
     return found
+
+
+def _cost_of_many() -> Row:
+    """CPU of the broker for a request, without its heartbeats: of many clients and workers, against a few."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        few, many = (Side(folder, "ours", workers=peers) for peers in (WORKERS, MANY))
+        costs: dict[Side, list[float]] = {few: [], many: []}
+        for side in costs:
+            stack.enter_context(side.served)
+            side.turn(in_flight=64, body=SMALL)  # all are registered
+        idle = {side: side.idle() for side in costs}
+        for _ in range(TURNS):
+            for side, of in costs.items():
+                side.turn(in_flight=64, body=SMALL, clients=WORKERS if side is few else MANY)
+                of.append(side.cpu[-1] - 1e6 * idle[side] / side.loads[-1].rate)
+        return Row(
+            what=f"{MANY:,} clients and as many workers, 64 in flight: CPU without heartbeats",
+            figure=p50(costs[many]) / p50(costs[few]),
+            unit=f"x that of {WORKERS}",
+            at_most=1.5,
+            note=f"{p50(costs[many]):.0f} µs against {p50(costs[few]):.0f} µs; heartbeats {100 * idle[many]:.1f} % of a core",
+        )
 
 
 def _cost_of_keys() -> list[Row]:

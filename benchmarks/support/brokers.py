@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import select
 import sys
 import time
 from collections import deque
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Self
@@ -30,10 +32,11 @@ from transport.network.curve import KeyPair, Member, NetworkSettings
 from transport.worker import Request, Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
 SESSION = b"s" * 16
 CREDIT = 64
+FEW = 16
 SERVER, _PAIR = (KeyPair.of(secret * 8) for secret in ("11111", "22222"))
 CLIENT = Member(name="load", role="operator", public=_PAIR.public)
 _spawn = multiprocessing.get_context("spawn")
@@ -138,27 +141,54 @@ def guide(endpoint: str, folder: str) -> None:
 # -- workers ------------------------------------------------------------------------------------------------
 
 
+class Peers:
+    """Sockets of one process. What it costs to wait for many does not depend on their number, as it would with `zmq.Poller`."""
+
+    def __init__(self, sockets: Iterable[zmq.Socket[bytes]]) -> None:
+        self.all = list(sockets)
+        self.touched = set(self.all)
+        """Those that were sent to since: that may have taken the edge by which a message is announced."""
+        self._poller, self._epoll = zmq.Poller(), select.epoll()
+        self._by_descriptor = {socket.fileno(): socket for socket in self.all}
+        for descriptor, socket in self._by_descriptor.items():
+            self._poller.register(socket, zmq.POLLIN)
+            self._epoll.register(descriptor, select.EPOLLIN)
+
+    def readable(self, seconds: float) -> Iterator[zmq.Socket[bytes]]:
+        """Each one once for each message that it has, which is received meanwhile; of a few sockets, once."""
+        if len(self.all) <= FEW:
+            yield from dict(self._poller.poll(int(1000 * seconds)))
+            return
+        announced = self._epoll.poll(0 if self.touched else seconds)
+        found = {self._by_descriptor[one] for one, _ in announced} | self.touched
+        self.touched = set()
+        for socket in found:
+            while int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
+                yield socket
+
+
 def echo(endpoint: str, words: str, number: int) -> None:
     """So many workers in one process, each with a socket of its own."""
-    context, poller = zmq.Context(), zmq.Poller()
-    for _ in range(number):
-        socket = context.socket(zmq.REP if words == "proxy" else zmq.DEALER)
+    context = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, number + 10)
+    sockets = [context.socket(zmq.REP if words == "proxy" else zmq.DEALER) for _ in range(number)]
+    for socket in sockets:
         socket.connect(endpoint)
         if words == "rfc7":
             socket.send_multipart([b"", b"MDPW01", b"\x01", b"echo"])
         elif words != "proxy":
             ready = Ready(b"echo", CREDIT, extended=True) if words == "credit" else Ready(b"echo")
             socket.send_multipart(ready.frames())
-        poller.register(socket, zmq.POLLIN)
     heartbeat = [b"", b"MDPW01", b"\x04"] if words == "rfc7" else [b"MDPW02", b"\x05"]
-    sockets, beaten = list(dict(poller.sockets)), time.monotonic()
+    peers, beaten = Peers(sockets), time.monotonic()
     while True:
-        for socket, _ in poller.poll(500):
+        for socket in peers.readable(0.5):
             _answer(socket, words)
         if words != "proxy" and time.monotonic() > beaten + 0.5:
             beaten = time.monotonic()
             for socket in sockets:
                 socket.send_multipart(heartbeat)
+            peers.touched |= set(sockets)
 
 
 def _answer(socket: zmq.Socket[bytes], words: str) -> None:
@@ -206,11 +236,7 @@ class Load:
         return median(self.taken)
 
 
-def load(
-    endpoint: str, words: str, *, in_flight: int, body: bytes, seconds: float, keyed: bool = False
-) -> Load:
-    """Keeps `in_flight` requests under way."""
-    context = zmq.Context()
+def _connected(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, *, keyed: bool) -> zmq.Socket[bytes]:
     peer = context.socket(zmq.DEALER)
     if keyed:
         peer.set(zmq.CURVE_SERVERKEY, SERVER.public.encode())
@@ -218,6 +244,25 @@ def load(
         peer.set(zmq.CURVE_SECRETKEY, _PAIR.secret.encode())
     peer.connect(endpoint)
     peer.set(zmq.RCVTIMEO, 20_000)
+    return peer
+
+
+def load(
+    endpoint: str,
+    words: str,
+    *,
+    in_flight: int,
+    body: bytes,
+    seconds: float,
+    keyed: bool = False,
+    clients: int = 1,
+    on_begin: Callable[[], None] = lambda: None,
+) -> Load:
+    """Keeps `in_flight` requests under way; the clients take turns. `on_begin` is called once all are connected."""
+    context = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, clients + 10)
+    peers = Peers(_connected(context, endpoint, keyed=keyed) for _ in range(clients))
+    turns = cycle(peers.all)
     begun: dict[bytes, float] = {}
     taken: list[float] = []
     count = 0
@@ -234,24 +279,30 @@ def load(
             "credit": [b"MDPC02", b"\x01", b"echo", RequestEnvelope(count, SESSION, 20_000).frame()],
         }[words]
         begun[number] = time.perf_counter()
+        peer = next(turns)
         peer.send_multipart([*head, number, body], copy=len(body) < 65_536)
+        peers.touched.add(peer)
 
-    def hear() -> None:
-        frames = peer.recv_multipart(copy=False)
-        taken.append(time.perf_counter() - begun.pop(frames[at].bytes))
+    def hear() -> Iterator[None]:
+        for peer in peers.all if clients == 1 else peers.readable(20):
+            frames = peer.recv_multipart(copy=False)
+            taken.append(time.perf_counter() - begun.pop(frames[at].bytes))
+            yield
 
-    ask()
-    hear()  # the first one waits for connections
+    for _ in range(clients):
+        ask()
+        while begun:
+            deque(hear(), 0)  # the first one waits for connections
     taken.clear()
+    on_begin()
     began = time.perf_counter()
     end = began + seconds
     for _ in range(in_flight):
         ask()
-    while time.perf_counter() < end:
-        hear()
-        ask()
     while begun:
-        hear()
+        for _ in hear():
+            if time.perf_counter() < end:
+                ask()
     whole = time.perf_counter() - began
     context.destroy(linger=0)
     return Load(taken, whole)
