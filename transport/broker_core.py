@@ -185,6 +185,7 @@ class BrokerCore:
             size=sum(map(len, body)),
             queued_at=now,
             peer=(who or peer()).stamp() if name in self.access.stamped else b"",
+            repeatable=envelope is None or envelope.idempotent,
         )
         self._dispatcher.accept(request, now)
 

@@ -135,11 +135,8 @@ class QueuedRequest(msgspec.Struct, eq=False, kw_only=True):
     address: bytes = b""
     peer: bytes = b""
     """Who sent it, for a worker that is told (`Access.stamped`)."""
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether it may be started again. A plain one may: RFC 18 assumes idempotent workers."""
-        return self.envelope is None or self.envelope.idempotent
+    repeatable: bool = False
+    """Whether it may be started again. A plain one may: RFC 18 assumes idempotent workers."""
 
 
 class RegisteredWorker(msgspec.Struct, eq=False, kw_only=True):

@@ -126,6 +126,8 @@ class Dispatcher:
             worker = service.take()
             if worker is not None:
                 self.known.add(request)
+                if request.repeatable:
+                    self._held.take(request.payer, request.size)
                 self._dispatch(worker, request, now)
                 return
         if not (room and service.room.fits(request.payer) and self._waiting.fits(request.payer)):
@@ -135,6 +137,7 @@ class Dispatcher:
             self._drop_if_idle(service)
             return
         self.known.add(request)
+        self._held.take(request.payer, request.size)
         self._enqueue(service, request, now)
 
     def reattach(self, request: QueuedRequest, sender: Sender, envelope: RequestEnvelope, now: float) -> None:
@@ -158,6 +161,7 @@ class Dispatcher:
         if worker is None:
             service = self.services[request.service]
             self._unqueue(service, request)
+            self._held.give_back(request.payer, request.size)
             self.known.remove(request)
             self._drop_if_idle(service)
             return
@@ -197,17 +201,19 @@ class Dispatcher:
             service.unserved_since = now
         self.in_flight -= len(worker.in_flight)
         for request in sorted(worker.in_flight.values(), key=lambda held: held.seq, reverse=True):
+            if request.repeatable and not request.cancelled and request.attempts < self.limits.attempts:
+                request.worker = None
+                self.counters.requeued += 1
+                self._enqueue(service, request, now, first=True)
+                continue
             self._release(request)
             if request.cancelled:
                 self.known.remove(request)
             elif not request.repeatable:
                 self._fail(request, ReplyStatus.WORKER_LOST, _LOST)
-            elif request.attempts >= self.limits.attempts:
+            else:
                 self.counters.given_up += 1
                 self._fail(request, ReplyStatus.WORKER_LOST, _GIVEN_UP % request.attempts)
-            else:
-                self.counters.requeued += 1
-                self._enqueue(service, request, now, first=True)
         worker.in_flight.clear()
         self._serve(service, now)
         self._drop_if_idle(service)
@@ -269,18 +275,17 @@ class Dispatcher:
                 self._review(request, now)
 
     def _enqueue(self, service: Service, request: QueuedRequest, now: float, *, first: bool = False) -> None:
+        """Its body is held."""
         request.queued_at = now
         service.queue.add(request, first=first)
         service.room.take(request.payer)
         self._waiting.take(request.payer)
-        self._held.take(request.payer, request.size)
         self._schedule_review(request, min(request.deadline, now + self.limits.service_wait))
 
     def _unqueue(self, service: Service, request: QueuedRequest, *, served: bool = False) -> None:
         service.queue.remove(request, served=served)
         service.room.give_back(request.payer)
         self._waiting.give_back(request.payer)
-        self._held.give_back(request.payer, request.size)
 
     def _serve(self, service: Service, now: float) -> None:
         while service.queue:
@@ -292,6 +297,8 @@ class Dispatcher:
             if worker is None:
                 return
             self._unqueue(service, request, served=True)
+            if not request.repeatable:
+                self._held.give_back(request.payer, request.size)
             self._dispatch(worker, request, now)
 
     def _dispatch(self, worker: RegisteredWorker, request: QueuedRequest, now: float) -> None:
@@ -306,9 +313,7 @@ class Dispatcher:
         request.attempts += 1
         self.in_flight += 1
         body = request.body
-        if request.repeatable:
-            self._held.take(request.payer, request.size)
-        else:
+        if not request.repeatable:
             request.body = []
         if request.envelope is not None:
             if not worker.extended:
@@ -346,6 +351,7 @@ class Dispatcher:
             self._schedule_review(request, min(request.deadline, missing_since + patience))
             return
         self._unqueue(service, request)
+        self._held.give_back(request.payer, request.size)
         self._fail(request, end, detail)
         self._drop_if_idle(service)
 
