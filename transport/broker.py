@@ -14,7 +14,7 @@ Rules:
 4. Refusals by access control are counted, and logged in one line for each heartbeat at most.
 5. All sockets but that of the network have a ZAP domain and no handler: that refuses peers of ZMTP 1.0 and 2.0, for which any bytes are
    messages, at no cost for those of 3.x.
-6. Workers are read before clients in each turn; connections are bounded (`connections.py`). What follows from up to 32 messages of a
+6. Workers are read before clients in each turn; connections are bounded (`connections.py`). What follows from a few messages of a
    socket is sent together: that wakes libzmq and the peers less often.
 """
 

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 COPY_LIMIT: Final = 8192
 FRAMES_LIMIT: Final = 1024
 _BUDGET: Final = 128
-_BATCH: Final = 32
+_BATCH: Final = 4
+"""More of them take less of our CPU (by 6 % with 32), and have workers that take one request at a time wait for the next one."""
 _FRAMES_SHIFT: Final = 4
 """A message counts once against a budget, and once more for every 16 frames: a frame takes about 1 us."""
 _SKIPPED_AT_ONCE: Final = _BUDGET << _FRAMES_SHIFT

@@ -265,7 +265,9 @@ class DaemonApi:
         return await asyncio.shield(reading)
 
     async def _read_once(self, what: _What) -> _Following:
-        del self._readings[what]  # who asks from here on may have been woken by an event that this does not find
+        del self._readings[
+            what
+        ]  # who asks from here on may have been woken by an event that this does not find
         return await self._journal.read(partial(self._following, *what))
 
     def _following(self, uid: str, after: int, kinds: tuple[str, ...]) -> _Following:
