@@ -20,6 +20,8 @@ NAME: Final = "run-governor"
 CLIENT_SOCKET: Final = "broker.sock"
 JOURNAL: Final = "governor.db"
 """In the state folder: what has it is the folder of a daemon."""
+RUNS: Final = "runs"
+"""In the state folder: the files of each run, in a folder with its id."""
 KEYS: Final = "keys"
 """In the state folder: who may reach its daemon through the network."""
 STALE_SECONDS: Final = 3.0

@@ -47,6 +47,8 @@ VERBS: Final = {
     "requeue": "control:requeue",
     "replay": "replay:command",
     "prune": "prune:command",
+    "backup": "service.backup:backup",
+    "restore": "service.backup:restore",
     "reload": "questions:reload",
     "drain": "control:drain",
     "undrain": "control:undrain",

@@ -81,7 +81,7 @@ async def _without_daemon(
     if not path.exists():
         raise UsageError(f"{state_dir} has no journal")
     with state_lock(state_dir):
-        schema.examine(path)
+        schema.check(path)
         journal = Journal(path)
         try:
             pruner = Pruner(journal, state_dir / "runs", rest=0.0)

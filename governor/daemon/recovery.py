@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import msgspec
 
 from governor import logs
+from governor.backup import restoring
 from governor.daemon.damage import UNREADABLE, damage_in
 from governor.daemon.heartbeat import DaemonHeartbeat
 from governor.errors import RecordDamaged
@@ -91,6 +92,8 @@ class Recovery:
 
     def __init__(self, *, journal: Journal, state_dir: Path) -> None:
         self.heartbeat = DaemonHeartbeat(state_dir)
+        self._state_dir = state_dir
+        self._restored = restoring.restored_from(state_dir)
         self.survivors: list[leftovers.Leftover] = []
         self.held: dict[str, str] = {}
         self.damaged: dict[str, str] = {}
@@ -105,6 +108,9 @@ class Recovery:
         runs = len(self._records) + len(self.damaged)
         log.info("runs.checked", runs=runs, seconds=round(time.monotonic() - began, 3))
         await self._record_deaths([uid for uid, record in self._records.items() if record.past.at_work])
+        if self._restored:
+            log.info("state_dir.restored", reason=self._restored)
+            identities, marks = [], []  # of processes of the folder that was copied
         dead, self.survivors = await asyncio.to_thread(
             leftovers.kill_leftovers, self._instance, identities, marks
         )
@@ -113,6 +119,8 @@ class Recovery:
         for process in self.survivors:
             log.error("process.survives", pid=process.pid, command=process.command)
         await asyncio.to_thread(head.remove_left_over, self._instance)
+        if self._restored:
+            await asyncio.to_thread(restoring.forget, self._state_dir)
 
     async def assignments(self, runs_folder: Path) -> list[Waiting]:
         """The runs to queue, in the order of submission; runs that were in work only if there are no survivors."""
@@ -216,7 +224,9 @@ class Recovery:
     async def _record_deaths(self, uids: list[str]) -> None:
         """Records `run.interrupted` for runs that were in work when the daemon ended without recording it."""
         data: dict[str, Any] = {"by": "recovery", "reason": NOT_ON_RECORD, "died": False}
-        if (last := self.heartbeat.last) is not None:
+        if self._restored:
+            data |= {"reason": self._restored}
+        elif (last := self.heartbeat.last) is not None:
             data |= {"reason": last.exit_reason, "died": True, "at": last.at}
 
         def change(transaction: Transaction) -> None:

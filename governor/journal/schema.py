@@ -303,6 +303,12 @@ def examine(path: Path) -> None:
         connect(path).close()
         return
     began = time.monotonic()
+    check(path)
+    log.info("journal.checked", bytes=path.stat().st_size, seconds=round(time.monotonic() - began, 3))
+
+
+def check(path: Path) -> None:
+    """As `examine`, for a process without a log."""
     try:
         with closing(connect(path)) as connection:
             _check(connection, path)
@@ -310,7 +316,6 @@ def examine(path: Path) -> None:
             _compact(connection, path)
     except sqlite3.Error as error:
         raise failure(path, "opened", error) from error
-    log.info("journal.checked", bytes=path.stat().st_size, seconds=round(time.monotonic() - began, 3))
 
 
 def _check(connection: sqlite3.Connection, path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Verbs for who looks after a daemon."""
