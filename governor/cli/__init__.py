@@ -49,6 +49,7 @@ VERBS: Final = {
     "prune": "prune:command",
     "backup": "service.backup:backup",
     "restore": "service.backup:restore",
+    "doctor": "service.doctor:command",
     "reload": "questions:reload",
     "drain": "control:drain",
     "undrain": "control:undrain",
