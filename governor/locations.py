@@ -22,6 +22,8 @@ JOURNAL: Final = "governor.db"
 """In the state folder: what has it is the folder of a daemon."""
 RUNS: Final = "runs"
 """In the state folder: the files of each run, in a folder with its id."""
+CODE: Final = "code"
+"""In the folder of a run: the copy of its code, if it has one."""
 KEYS: Final = "keys"
 """In the state folder: who may reach its daemon through the network."""
 STALE_SECONDS: Final = 3.0

@@ -89,8 +89,14 @@ def _add_entry(tar: tarfile.TarFile, entry: Entry, digest: Any) -> None:
     if not info.isreg():
         tar.addfile(info)
         return
-    with entry.path.open("rb") if entry.path else os.fdopen(entry.file, "rb", closefd=False) as file:
+    with _file_of(entry) as file:
         tar.addfile(info, _Read(file, digest, size=info.size))
+
+
+def _file_of(entry: Entry) -> IO[bytes]:
+    if entry.content is not None:
+        return BytesIO(entry.content)
+    return entry.path.open("rb") if entry.path else os.fdopen(entry.file, "rb", closefd=False)
 
 
 def _count(digest: Any, info: tarfile.TarInfo) -> None:

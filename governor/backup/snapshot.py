@@ -1,10 +1,12 @@
 """A state folder as `kill -9` would have left it at one moment, while its daemon works: that is what a start can go on from.
 
 Rules:
-1. Folders of runs that ended a while ago do not change: their files are linked into a folder of the snapshot, so that a prune takes none.
+1. Folders of runs that ended a while ago do not change, nor do the copies of code that runs have: their files are linked into a folder of
+   the snapshot, so that a prune takes none.
 2. All others are opened while the journal takes no record, so that files and journal are of the same moment: a file that is replaced
    later is another one, one that grows counts up to the size that it had. That takes milliseconds; the daemon waits, for 5 s at most.
-   They can't be linked: for the daemon a file of a run at work that has two names may be another file of the user.
+   They can't be linked: for the daemon a file of a run at work that has two names may be another file of the user. Small ones are
+   read at once, so that few are open.
 3. The folder is removed in the end; what a backup that was killed has left of it, the next one removes.
 """
 
@@ -25,28 +27,34 @@ from typing import TYPE_CHECKING, Final
 from governor.errors import NotPermitted, TryAgain, UsageError
 from governor.journal import schema
 from governor.journal.disk_reserve import no_room
-from governor.locations import JOURNAL, KEYS, RUNS
+from governor.locations import CODE, JOURNAL, KEYS, RUNS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BUSY_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 0.0002
+_SMALL: Final = 16_384
+_SMALL_BYTES: Final = 64 << 20
+"""Of all small files that are read at once."""
 _PREFIX: Final = ".backup-"
 _SETTLED_SECONDS: Final = 60.0
-_SETTLED: Final = f"SELECT uid FROM runs WHERE {schema.ENDED} AND {schema.KEPT} AND ended_at < ?"  # noqa: S608  # our own schema
+_ALL: Final = f"SELECT uid, {schema.ENDED} AND ended_at < ? FROM runs WHERE {schema.KEPT}"  # noqa: S608  # our own schema
 _COUNTS: Final = f"SELECT count(*), coalesce(sum({schema.UNENDED}), 0) FROM runs WHERE {schema.KEPT}"  # noqa: S608  # as above
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A file, a folder, or a symbolic link with what it names. A file is `path`, or open as `file`, and has the size of `status`."""
+    """A file, a folder, or a symbolic link with what it names. A file is `path`, is open as `file`, or was read: `content`; it has the size
+    of `status`.
+    """
 
     name: str
     status: os.stat_result
     link: str = ""
     path: Path | None = None
     file: int = -1
+    content: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,37 +119,38 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _taken(state_dir: Path, folder: Path, stack: ExitStack) -> Snapshot:
-    path, runs = state_dir / JOURNAL, state_dir / RUNS
-    linked = folder / RUNS
-    linked.mkdir()
-    rest: list[Entry] = []
+    path = state_dir / JOURNAL
+    (folder / RUNS).mkdir()
+    opened = _Opened(stack)
     with closing(schema.connect_read_only(path)) as journal:
-        settled = _settled(journal)
-        for uid in settled:
-            with suppress(FileNotFoundError):  # it has no files, or was pruned meanwhile
-                _link(runs / uid, linked / uid)
+        for uid, is_settled in journal.execute(_ALL, (time.time() - _SETTLED_SECONDS,)).fetchall():
+            part = RUNS if is_settled else f"{RUNS}/{uid}"
+            with suppress(FileNotFoundError):  # it has no files, no copy of its code, or was pruned meanwhile
+                opened.besides.add(_linked(state_dir, folder, f"{part}/{uid if is_settled else CODE}"))
         with _quiet(path):
             journal.execute("BEGIN")
             found = journal.execute(_COUNTS).fetchone()
             for name in (KEYS, RUNS):
                 if (state_dir / name).exists():
-                    rest += _opened(state_dir / name, name, stack, besides=settled)
+                    opened.take(state_dir / name, name)
         copy = folder / JOURNAL
         copy.touch(mode=0o600)
         with closing(sqlite3.connect(copy)) as into:
             journal.backup(into)
             into.execute("PRAGMA journal_mode=DELETE")  # one file
-    there = {entry.name for entry in rest}
-    entries = [Entry(name=JOURNAL, status=copy.stat(), path=copy), *rest]
-    for run in sorted(linked.iterdir()):
-        if f"{RUNS}/{run.name}" in there:  # it was not pruned before the journal was read
-            entries += _listed(run, f"{RUNS}/{run.name}")
+    there = {entry.name for entry in opened.entries}
+    entries = [Entry(name=JOURNAL, status=copy.stat(), path=copy), *opened.entries]
+    for name in sorted(opened.besides & there):  # those that were pruned before the journal was read are not
+        entries += _listed(folder / name, name)
     return Snapshot(entries=entries, runs=found[0], unended=found[1])
 
 
-def _settled(journal: sqlite3.Connection) -> set[str]:
-    """Runs whose files nobody changes any more."""
-    return {uid for (uid,) in journal.execute(_SETTLED, (time.time() - _SETTLED_SECONDS,))}
+def _linked(state_dir: Path, folder: Path, name: str) -> str:
+    """Returns the name. Raises FileNotFoundError."""
+    place = folder / name
+    place.parent.mkdir(exist_ok=True)
+    _link(state_dir / name, place)
+    return name
 
 
 def _link(source: Path, target: Path) -> None:
@@ -163,25 +172,41 @@ def _listed(folder: Path, name: str) -> Iterator[Entry]:
         yield Entry(name=own, status=path.lstat(), link=link, path=path)
 
 
-def _opened(folder: Path, name: str, stack: ExitStack, *, besides: set[str]) -> Iterator[Entry]:
-    """A folder and what is in it, its files open; of folders of the names `besides` themselves alone."""
-    yield Entry(name=name, status=folder.stat())
-    with os.scandir(folder) as entries:
-        found = list(entries)
-    for entry in found:
-        own, path = f"{name}/{entry.name}", Path(entry.path)
-        with suppress(FileNotFoundError):  # it was there a moment ago
-            if entry.is_symlink():
-                yield Entry(name=own, status=path.lstat(), link=str(path.readlink()))
-            elif entry.is_dir():
-                if entry.name in besides:
-                    yield Entry(name=own, status=path.stat())
-                else:
-                    yield from _opened(path, own, stack, besides=set())
-            elif entry.is_file():
-                file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-                stack.callback(os.close, file)
-                yield Entry(name=own, status=os.fstat(file), file=file)
+class _Opened:
+    """What is in folders, all of one moment. Of those of the names `besides` the folders themselves alone."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.entries: list[Entry] = []
+        self.besides: set[str] = set()
+        self._stack = stack
+        self._room = _SMALL_BYTES
+
+    def take(self, folder: Path, name: str) -> None:
+        self.entries.append(Entry(name=name, status=folder.stat()))
+        if name in self.besides:
+            return
+        with os.scandir(folder) as entries:
+            found = list(entries)
+        for entry in found:
+            own, path = f"{name}/{entry.name}", Path(entry.path)
+            with suppress(FileNotFoundError):  # it was there a moment ago
+                if entry.is_symlink():
+                    self.entries.append(Entry(name=own, status=path.lstat(), link=str(path.readlink())))
+                elif entry.is_dir():
+                    self.take(path, own)
+                elif entry.is_file():
+                    self.entries.append(self._file(path, own))
+
+    def _file(self, path: Path, name: str) -> Entry:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        status = os.fstat(file)
+        if status.st_size <= min(_SMALL, self._room):
+            with os.fdopen(file, "rb") as small:
+                content = small.read(status.st_size)
+            self._room -= len(content)
+            return Entry(name=name, status=status, content=content)
+        self._stack.callback(os.close, file)
+        return Entry(name=name, status=status, file=file)
 
 
 @contextmanager

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from governor.files import sync_to_disk
+from governor.locations import CODE
 from governor.network.packages import own_files
 
-FOLDER: Final = "code"
+FOLDER: Final = CODE
 
 
 def take(folder: Path, target: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import os
+import resource
 import sqlite3
 import tarfile
 import threading
 import time
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -46,6 +48,9 @@ def state(tmp_path):
     (folder / "runs" / "works" / "program").chmod(0o700)
     (folder / "runs" / "works" / "latest").symlink_to("episodes/train.arrow")
     (folder / "runs" / "works" / "logs").mkdir()
+    (folder / "runs" / "works" / "logs" / "large").write_bytes(bytes(50_000))
+    (folder / "runs" / "works" / "code" / "agents").mkdir(parents=True)
+    (folder / "runs" / "works" / "code" / "agents" / "walker.py").write_text("x = 1\n")
     (folder / "keys").mkdir()
     (folder / "keys" / "server.secret").write_text("secret")
     (folder / "ray-token").write_text("not kept")
@@ -66,6 +71,10 @@ def target(tmp_path, name="target"):
     folder = tmp_path / name
     folder.mkdir()
     return folder
+
+
+def open_now():
+    return len([*Path("/proc/self/fd").iterdir()])
 
 
 def tree(folder):
@@ -102,12 +111,13 @@ def test_files_are_those_of_the_moment(state, tmp_path):
     works = state / "runs" / "works"
 
     def meanwhile():
-        with (works / "episodes" / "train.arrow").open("ab") as file:
-            file.write(b" and more")
+        for growing in ("episodes/train.arrow", "logs/large"):
+            with (works / growing).open("ab") as file:
+                file.write(b" and more")
         (works / "new").write_text("other")
         (works / "new").replace(works / "run.json")
         (works / "program").unlink()
-        (state / "runs" / "new" / "run.json").write_text("")
+        os.truncate(works / "logs" / "large", 10)
         for run in ("old", "new"):
             (state / "runs" / run).rename(state / "runs" / f".{run}.pruned")
         fill(state / "governor.db", "later")
@@ -119,7 +129,7 @@ def test_files_are_those_of_the_moment(state, tmp_path):
     restore(io.BytesIO(data), folder, name="b")
     found = {name: content for name, (content, _) in tree(folder).items()}
     assert found == {name: content for name, (content, _) in before.items() if name != "ray-token"} | {
-        "runs/new/run.json": b"\0\0\0"
+        "runs/works/logs/large": bytes(50_000)
     }
     assert uids(folder) == {"works", "old", "new"}
 
@@ -129,7 +139,29 @@ def test_no_file_of_a_run_at_work_has_a_second_name(state):
     with snapshot(state):
         for path in (state / "runs").rglob("*"):
             if path.is_file():
-                assert (path.stat().st_nlink > 1) == ("old" in path.parts)
+                assert (path.stat().st_nlink > 1) == ("old" in path.parts or "code" in path.parts)
+
+
+def test_many_files_need_few_descriptors(state):
+    for number in range(300):
+        (state / "runs" / "works" / f"{number}.json").write_text("{}")
+    opened = open_now()
+    with snapshot(state) as taken:
+        assert open_now() < opened + 10
+        assert sum(entry.content == b"{}" for entry in taken.entries) == 300
+    assert open_now() == opened
+
+
+def test_more_open_files_than_are_allowed_is_told(state, monkeypatch):
+    monkeypatch.setattr("governor.backup.snapshot._SMALL", 0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_now() + 10, hard))
+    try:
+        with pytest.raises(TryAgain, match=r"raise the limit \(`ulimit -n`\)"), snapshot(state):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert list(state.glob(".backup-*")) == []
 
 
 async def test_the_journal_takes_no_record_while_files_are_opened_and_goes_on(state):
