@@ -50,6 +50,8 @@ VERBS: Final = {
     "backup": "service.backup:backup",
     "restore": "service.backup:restore",
     "doctor": "service.doctor:command",
+    "install-service": "service.install:install",
+    "uninstall-service": "service.install:uninstall",
     "reload": "questions:reload",
     "drain": "control:drain",
     "undrain": "control:undrain",

@@ -8,9 +8,7 @@ from tests.docs import pages
 from tests.docs.pages import ROOT
 
 OWN = "https://github.com/run-governor/run-governor/"
-LINKING = sorted(
-    {*pages.PAGES, ROOT / "CONTRIBUTING.md", *ROOT.glob("deploy/*.md"), *ROOT.glob("examples/**/*.md")}
-)
+LINKING = sorted({*pages.PAGES, ROOT / "CONTRIBUTING.md", *ROOT.glob("examples/**/*.md")})
 
 
 def faults_of(path, page):

@@ -69,7 +69,7 @@ def test_files_that_are_no_toml(tmp_path):
 
 
 def test_the_sample_shows_the_defaults():
-    sample = config.load(REPOSITORY / "deploy" / "governor.toml", environ={"HOME": "/home/u"})
+    sample = config.load(REPOSITORY / "governor/cli/service/files/governor.toml", environ={"HOME": "/home/u"})
     assert sample == config.load(environ={"HOME": "/home/u"})
 
 

@@ -141,7 +141,7 @@ def _cgroup() -> Iterator[Finding]:
     elif not os.access(own, os.W_OK):
         found, mend = (
             f"{own} is not delegated to this user",
-            "run it as a service with Delegate=yes (deploy/)",
+            "run it as a service (docs/service.md)",
         )
     else:
         yield Finding("ok", "cgroups", f"{own} is delegated")

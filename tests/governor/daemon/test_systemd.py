@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import socket
@@ -14,9 +13,8 @@ import pytest
 
 from governor.daemon.systemd import SystemdNotifier
 from governor.errors import ExitCode
-from governor.journal.journal import Journal
 
-DEPLOY = Path(__file__).parents[3] / "deploy"
+SERVICE = Path(__file__).parents[3] / "governor/cli/service/files"
 
 
 @pytest.fixture(params=["file", "abstract"])
@@ -113,23 +111,37 @@ def test_sending_leaves_no_descriptor_open(manager):
     assert set(open_fds()) <= set(before)
 
 
+@pytest.fixture
+def unit(tmp_path):
+    text = (SERVICE / "run-governor.service").read_text()
+    made = tmp_path / "run-governor.service"
+    made.write_text(
+        text.replace("{bin}", str(Path(sys.executable).parent)).replace("{config}", "/etc/governor.toml")
+    )
+    return made
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_the_unit_is_clean_under_systemd_analyze_verify():
+def test_the_unit_is_clean_under_systemd_analyze_verify(unit):
     verified = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(DEPLOY / "run-governor.service")],
-        capture_output=True,
-        text=True,
-        check=False,
+        ["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False
     )
     assert (verified.returncode, verified.stderr, verified.stdout) == (0, "", "")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_the_sandbox_leaves_little_open(unit):
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=35", "--no-pager", unit]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_unit_fits_the_daemon():
     unit = ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str
-    unit.read(DEPLOY / "run-governor.service")
+    unit.read(SERVICE / "run-governor.service")
     service = unit["Service"]
-    settings = tomllib.loads((DEPLOY / "governor.toml").read_text())
+    settings = tomllib.loads((SERVICE / "governor.toml").read_text())
     assert float(service["TimeoutStopSec"]) >= settings["stop_grace"] + 10
     final = {ExitCode.USAGE, ExitCode.NOT_PERMITTED, ExitCode.BAD_CONFIGURATION}
     assert set(map(int, service["RestartPreventExitStatus"].split())) == final
@@ -137,33 +149,3 @@ def test_the_unit_fits_the_daemon():
     assert "MemoryDenyWriteExecute" not in service
     assert service["Delegate"] == "yes"
     assert "ProtectControlGroups" not in service, "it would make the delegated cgroup read-only"
-
-
-async def test_the_backup_that_is_documented_copies_a_journal_at_work(tmp_path):
-    """A plain copy of the file would have nothing: all of it is in the write-ahead log."""
-    page = (DEPLOY.parent / "docs" / "operations.md").read_text()
-    code = page.partition('title="backup.py"\n')[2].partition("```")[0]
-    (tmp_path / "runs").mkdir()
-    journal = Journal(tmp_path / "governor.db")
-    try:
-        await journal.write(
-            lambda tx: tx.submit(uid="r1", key=None, name="n", spec={"name": "n"}, folder="/")
-        )
-        done = await asyncio.to_thread(
-            subprocess.run, [sys.executable, "-c", code, tmp_path, tmp_path / "copy"], check=False
-        )
-        assert done.returncode == 0
-    finally:
-        await journal.close()
-    back = Journal(tmp_path / "copy" / "governor.db")
-    try:
-        assert back.run("r1") is not None
-    finally:
-        await back.close()
-
-
-def test_the_command_is_where_the_unit_and_a_shell_find_it():
-    unit = (DEPLOY / "run-governor.service").read_text()
-    page = (DEPLOY / "README.md").read_text()
-    assert "Environment=PATH=/opt/run-governor/bin:" in unit
-    assert "ln -s /opt/run-governor/bin/governor /usr/local/bin/governor" in page

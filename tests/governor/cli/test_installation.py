@@ -1,0 +1,171 @@
+"""The steps of installing a service, with programs of systemd that note how they are called."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from governor.cli import cli
+from governor.cli.service.installation import Installation, Places
+from governor.errors import NotPermitted, TryAgain, UsageError
+
+BIN = Path(sys.prefix) / "bin"
+
+
+class Machine:
+    """A machine with systemd."""
+
+    def __init__(self, folder, *, user=False):
+        self.folder = folder
+        self.calls = folder / "calls"
+        self.places = Places(
+            unit=folder / "system" / "run-governor.service",
+            config=folder / "etc" / "governor.toml",
+            link=folder / "bin" / "governor",
+            sysusers=None if user else folder / "sysusers.d" / "run-governor.conf",
+        )
+        (folder / "booted").mkdir()
+        (folder / "programs").mkdir()
+        for name in ("systemctl", "systemd-analyze", "systemd-sysusers"):
+            self.program(name, "exit 0")
+
+    def program(self, name, then):
+        path = self.folder / "programs" / name
+        path.write_text(f'#!/bin/sh\necho "{name} $*" >> {self.calls}\n{then}\n')
+        path.chmod(0o755)
+
+    def install(self, **options):
+        made = Installation(self.places, **{"dry_run": False, "booted": self.folder / "booted"} | options)
+        made.install()
+        return made.told
+
+    def uninstall(self):
+        made = Installation(self.places, dry_run=False, booted=self.folder / "booted")
+        made.uninstall()
+        return made.told
+
+    def called(self):
+        lines = self.calls.read_text().splitlines() if self.calls.exists() else []
+        self.calls.unlink(missing_ok=True)
+        return [line.replace(str(self.folder), "") for line in lines]
+
+    def files(self):
+        return {
+            str(path.relative_to(self.folder))
+            for name in ("system", "etc", "bin", "sysusers.d")
+            for path in (self.folder / name).rglob("*")
+        }
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    made = Machine(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'programs'}:/usr/bin:/bin")
+    monkeypatch.setattr("governor.cli.service.installation._require_readable", lambda _: None)
+    return made
+
+
+ALL = {"system/run-governor.service", "etc/governor.toml", "bin/governor", "sysusers.d/run-governor.conf"}
+
+
+def test_all_is_written_checked_and_taken_back(machine):
+    told = machine.install()
+    assert machine.files() == ALL
+    assert machine.called() == [
+        "systemd-sysusers /sysusers.d/run-governor.conf",
+        "systemd-analyze verify --man=no /system/run-governor.service",
+        "systemctl daemon-reload",
+    ]
+    unit = machine.places.unit.read_text()
+    assert f"\nExecStart={BIN}/governor serve --config {machine.places.config}\n" in unit
+    assert "{" not in unit
+    assert machine.places.link.readlink() == BIN / "governor"
+    assert [line.split()[0] for line in told] == ["write", "run", "write", "write", "link", "run", "run"]
+    machine.uninstall()
+    assert machine.called() == ["systemctl disable --now run-governor.service", "systemctl daemon-reload"]
+    assert machine.files() == {"etc/governor.toml"}
+    machine.uninstall()
+    assert machine.files() == {"etc/governor.toml"}
+
+
+def test_again_it_keeps_what_is_there_and_brings_the_unit_up_to_date(machine):
+    machine.install()
+    machine.places.config.write_text("slots = 3\n")
+    machine.places.unit.write_text("[Unit]\n")
+    told = machine.install()
+    assert machine.places.config.read_text() == "slots = 3\n"
+    assert machine.files() == ALL | {"system/run-governor.service.before"}
+    assert f"keep {machine.places.config}" in told
+    assert f"replace {machine.places.unit}" in told
+    assert machine.places.unit.with_name("run-governor.service.before").read_text() == "[Unit]\n"
+
+
+def test_a_dry_run_does_nothing(machine):
+    told = machine.install(dry_run=True)
+    assert machine.files() == set()
+    assert machine.called() == []
+    assert len(told) == 7
+
+
+def test_another_command_on_path_is_kept(machine):
+    machine.places.link.parent.mkdir()
+    machine.places.link.write_text("another")
+    told = machine.install()
+    assert machine.places.link.read_text() == "another"
+    assert any("it is another one" in line for line in told)
+    machine.uninstall()
+    assert machine.places.link.read_text() == "another"
+
+
+def test_a_service_of_ones_own_has_no_system_user(machine, tmp_path):
+    (tmp_path / "own").mkdir()
+    own = Machine(tmp_path / "own", user=True)
+    told = own.install()
+    assert own.files() == ALL - {"sysusers.d/run-governor.conf"}
+    assert [line for line in told if line.startswith("run ")] == [
+        f"run systemd-analyze --user verify --man=no {own.places.unit}",
+        "run systemctl --user daemon-reload",
+    ]
+    assert "User=" not in own.places.unit.read_text()
+
+
+def test_a_unit_that_systemd_refuses_is_told_with_its_words(machine):
+    machine.program("systemd-analyze", "echo 'line 3: no such key' >&2; exit 1")
+    with pytest.raises(TryAgain, match=r"systemd-analyze verify .* failed \(1\): line 3: no such key"):
+        machine.install()
+
+
+def test_what_is_missing_is_told_before_anything_is_written(machine, tmp_path, monkeypatch):
+    with pytest.raises(TryAgain, match="systemd is not at work here"):
+        machine.install(booted=tmp_path / "nowhere")
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(NotPermitted, match="installed by root; --user"):
+        machine.install()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="systemctl is not on PATH"):
+        machine.install()
+    assert machine.files() == set()
+
+
+def test_a_program_that_the_services_user_cannot_reach_is_refused(tmp_path, monkeypatch):
+    made = Machine(tmp_path)
+    (tmp_path / "private" / "bin").mkdir(parents=True)
+    (tmp_path / "private").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'programs'}:/usr/bin:/bin")
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "private"))
+    with pytest.raises(
+        UsageError, match=r"can't enter .*: install governor elsewhere, as into /opt/run-governor"
+    ):
+        made.install()
+    assert made.files() == set()
+
+
+def test_the_steps_are_printed_one_a_line(machine):
+    done = CliRunner().invoke(cli, ["install-service", "--dry-run"], prog_name="governor")
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    assert all(line.startswith("would ") for line in lines)
+    assert "would run systemctl daemon-reload" in lines
