@@ -278,12 +278,13 @@ def _socket(config: Config) -> Iterator[Finding]:
             "note", "socket", f"a daemon is at work on {config.state_dir}, and {socket} is not there", mend
         )
     else:
-        yield Finding("ok", "socket", f"{socket}{'' if served else ', without a daemon'}")
+        yield Finding("ok", "socket", f"{socket}{'' if socket.exists() else ', where none is at work'}")
 
 
 def _daemon(config: Config, broker: str | None) -> Iterator[Finding]:
-    endpoint = broker or f"ipc://{config.runtime_dir / CLIENT_SOCKET}"
-    if broker is None and not is_served(config.state_dir):
+    socket = config.runtime_dir / CLIENT_SOCKET
+    endpoint = broker or f"ipc://{socket}"
+    if broker is None and not socket.exists() and not is_served(config.state_dir):
         yield Finding("note", "daemon", "none at work", "`governor serve`, or `systemctl start run-governor`")
         return
 
