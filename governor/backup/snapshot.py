@@ -73,11 +73,12 @@ def snapshot(state_dir: Path) -> Iterator[Snapshot]:
         raise UsageError(f"{state_dir} has no journal: --state-dir names the folder of the daemon")
     with ExitStack() as stack:
         try:
-            yield _taken(state_dir, stack.enter_context(_folder(state_dir)), stack)
+            taken = _taken(state_dir, stack.enter_context(_folder(state_dir)), stack)
         except sqlite3.Error as error:
             raise schema.failure(state_dir / JOURNAL, "copied", error) from error
         except OSError as error:
             raise _refusal(state_dir, error) from error
+        yield taken
 
 
 def _refusal(state_dir: Path, error: OSError) -> Exception:

@@ -102,28 +102,41 @@ def _runs(about: About) -> str:
 
 @contextmanager
 def _written(file: str) -> Iterator[IO[bytes]]:
-    """What is written is there once it is whole. Raises UsageError, NotPermitted, OSError."""
+    """What is written is there once it is whole. Raises UsageError, NotPermitted, NoRoom, OSError."""
     if file == STREAM:
         if sys.stdout.isatty():
             raise UsageError("a backup is no text: name a FILE, or say where standard output goes")
-        yield sys.stdout.buffer
+        with _room(Path("standard output")):
+            yield sys.stdout.buffer
         return
     path = Path(file)
     if path.exists():
         raise UsageError(f"{path} is there already: name a new file")
     part = temporary(path)
     try:
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
-            yield out
-        put_in_place(part, path)
+        out = os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no folder {path.parent}") from error
     except PermissionError as error:
         raise NotPermitted(f"{path} can't be written: {error.strerror}") from error
-    except FileNotFoundError as error:
-        if Path(error.filename or "") != part:
-            raise
-        raise UsageError(f"there is no folder {path.parent}") from error
+    try:
+        with _room(path):
+            with out:
+                yield out
+            put_in_place(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _room(path: Path) -> Iterator[None]:
+    """Raises NoRoom where its disk is full."""
+    from governor.journal.disk_reserve import no_room  # noqa: PLC0415  # not for --help
+
+    try:
+        yield
+    except OSError as error:
+        raise no_room(path, error) or error from error
 
 
 @contextmanager

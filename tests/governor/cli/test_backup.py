@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -81,3 +82,16 @@ def test_a_folder_with_a_daemon_is_refused(state, tmp_path):
     with state_lock(tmp_path / "new"):
         refused = governor("restore", tmp_path / "b.tar", "--state-dir", tmp_path / "new")
     assert (refused.exit_code, "is in use by pid" in refused.stderr) == (75, True)
+
+
+def test_a_full_disk_is_told_with_the_file_that_finds_no_room(state):
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "governor", "backup", "-", "--state-dir", state],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (
+        75,
+        "governor: error: standard output can't be written: No space left on device; make room on its disk\n",
+    )
+    assert list(state.glob(".backup-*")) == []
