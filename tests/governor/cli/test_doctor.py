@@ -8,8 +8,10 @@ import resource
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -20,9 +22,12 @@ from governor.version import __version__
 
 
 @pytest.fixture(autouse=True)
-def _folders(tmp_path, monkeypatch):
-    monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path / "r"))
-    monkeypatch.delenv("GOVERNOR_BROKER", raising=False)
+def runtime(monkeypatch):
+    """Paths of sockets are limited: a folder of pytest's may be too deep."""
+    with tempfile.TemporaryDirectory(prefix="gr-", dir="/tmp") as folder:
+        monkeypatch.setenv("RUNTIME_DIRECTORY", f"{folder}/r")
+        monkeypatch.delenv("GOVERNOR_BROKER", raising=False)
+        yield Path(folder) / "r"
 
 
 @pytest.fixture
@@ -129,9 +134,9 @@ def test_few_open_files(state, files, level):
     assert (found["level"], done.returncode) == (level, level == "fault")
 
 
-def test_a_daemon_that_does_not_answer(state, tmp_path):
+def test_a_daemon_that_does_not_answer(state, runtime):
     (state / "governor.lock").write_text(f"{os.getpid()}\n")
     found = doctor("--state-dir", state)
     assert found["socket"]["level"] == "note"
-    assert f"{tmp_path / 'r' / 'broker.sock'} is not there" in found["socket"]["found"]
+    assert f"{runtime / 'broker.sock'} is not there" in found["socket"]["found"]
     assert found["daemon"]["level"] == "fault"
