@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 STREAM = "-"
 
 
-@click.command("backup", short_help="Copy a daemon's state into one file, while it works.")
+@click.command("backup", short_help="Copy a daemon's state into one file.")
 @click.argument("file")
 @click.option(
     "--state-dir",

@@ -12,7 +12,7 @@ from governor.cli.rendering.lines import say
 from governor.errors import ExitCode
 
 
-@click.command("doctor", short_help="Look for what keeps a daemon from working.")
+@click.command("doctor", short_help="Say what a daemon lacks here.")
 @click.option(
     "--config",
     "config_file",

@@ -11,7 +11,7 @@ user_option = click.option("--user", is_flag=True, help="A service of your own, 
 dry_run_option = click.option("--dry-run", is_flag=True, help="Show the steps, and do none.")
 
 
-@click.command("install-service", short_help="Install the daemon as a service of systemd.")
+@click.command("install-service", short_help="Install the daemon below systemd.")
 @user_option
 @dry_run_option
 def install(*, user: bool, dry_run: bool) -> None:
