@@ -14,8 +14,8 @@ Rules:
 4. Refusals by access control are counted, and logged in one line for each heartbeat at most.
 5. All sockets but that of the network have a ZAP domain and no handler: that refuses peers of ZMTP 1.0 and 2.0, for which any bytes are
    messages, at no cost for those of 3.x.
-6. Workers are read before clients in each turn; connections are bounded (`connections.py`). What follows from a few messages of a
-   socket is sent together: that wakes libzmq and the peers less often.
+6. Workers are read before clients in each turn; connections are bounded (`connections.py`). The sends that a few messages of a socket
+   cause are made together: that wakes libzmq and the peers less often.
 """
 
 from __future__ import annotations
@@ -111,7 +111,6 @@ class Broker:
         self._probe_timer: asyncio.TimerHandle | None = None
         self._refusals_due = 0.0
         self._sends: list[Send] = []
-        """What follows from the messages of a batch."""
         self._undelivered: list[Frames] = []
         """Messages to workers that are gone, while there may be messages from them to read."""
         self._undelivered_since = 0.0

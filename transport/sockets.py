@@ -211,7 +211,7 @@ class DrainedSocket:
                 return used
             used += self._take(socket)
             if burst:  # EVENTS costs 1.1 us, an exception 2: read it once for many messages
-                most = min(budget, used + _BATCH)
+                most = min(budget, used + _BATCH - 1)
                 try:
                     while used < most and not socket.closed:
                         used += self._take(socket)

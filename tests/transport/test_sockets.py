@@ -73,3 +73,29 @@ async def test_a_socket_that_is_closed_over_a_message_is_drained_no_more():
     context.term()
     assert seen == [[b"\0"], [b"\1"], [b"\2"]]
     assert failures == []
+
+
+async def test_a_batch_ends_after_a_few_messages_and_with_the_last_one():
+    context = zmq.Context()
+    sender, receiver = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    sender.bind("inproc://sender")
+    receiver.connect("inproc://sender")
+    for _ in range(22):
+        sender.send(b"")
+    seen, done = [], asyncio.Event()
+
+    def note(what):
+        seen.append(what)
+        if seen.count("message") == 22 and what == "batch":
+            done.set()
+
+    sockets = SocketLoop()
+    drained = sockets.add(receiver, on_message=lambda _: note("message"), on_batch=lambda: note("batch"))
+    await asyncio.wait_for(done.wait(), 5)
+    sockets.remove(drained)
+    for end in (sender, receiver):
+        end.close(linger=0)
+    context.term()
+    sizes = [len(batch.split()) for batch in " ".join(seen).split("batch")[:-1]]
+    assert sum(sizes) == 22
+    assert max(sizes) == 4
