@@ -12,7 +12,7 @@ import msgspec
 from governor.cli import ask
 from governor.cli.rendering import display
 from governor.errors import NotPermitted, UsageError
-from governor.locations import JOURNAL
+from governor.locations import JOURNAL, RUNS
 from governor.units import sizes
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ async def _without_daemon(
         schema.check(path)
         journal = Journal(path)
         try:
-            pruner = Pruner(journal, state_dir / "runs", rest=0.0)
+            pruner = Pruner(journal, state_dir / RUNS, rest=0.0)
             found = await pruner.prune(keep, dry_run=dry_run)
             if dry_run:
                 return found

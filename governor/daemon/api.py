@@ -258,16 +258,15 @@ class DaemonApi:
                     silent_until = now() + KEEP_ALIVE_SECONDS
 
     async def _read_on(self, what: _What) -> _Following:
-        """As `_following`, once for all whom the same event has woken: the reading begins when they all have asked, a turn later."""
+        """`_following`, read once for all watchers that the same event has woken: they all have asked when it begins, a turn later."""
         reading = self._readings.get(what)
         if reading is None:
             reading = self._readings[what] = asyncio.create_task(self._read_once(what), name="daemon.read_on")
         return await asyncio.shield(reading)
 
     async def _read_once(self, what: _What) -> _Following:
-        del self._readings[
-            what
-        ]  # who asks from here on may have been woken by an event that this does not find
+        # Who asks from here on may have been woken by an event that this reading does not find.
+        del self._readings[what]
         return await self._journal.read(partial(self._following, *what))
 
     def _following(self, uid: str, after: int, kinds: tuple[str, ...]) -> _Following:

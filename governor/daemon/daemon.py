@@ -37,7 +37,7 @@ from governor.errors import ConfigError, ExitCode, FilesRemoved, GovernorError, 
 from governor.journal import disk_reserve, schema
 from governor.journal.journal import Journal
 from governor.journal.retention import Pruner, RetentionPolicy, requested_policy
-from governor.locations import JOURNAL
+from governor.locations import JOURNAL, RUNS
 from governor.messages import SERVICE, Reloaded
 from governor.network import listening
 from governor.output.collector import Collector
@@ -205,7 +205,7 @@ class Daemon:
 
     def requeue(self, uid: str, left: asyncio.Event) -> None:
         """Queues a run again that is being interrupted, once it has `left` its slot."""
-        runs = self._recovery.again(uid, self.config.state_dir / "runs", after=left)
+        runs = self._recovery.again(uid, self.config.state_dir / RUNS, after=left)
         self._background.spawn(self._enqueue(runs), f"requeue.{uid}")
 
     async def _open_journal(self, stack: AsyncExitStack) -> Journal:
@@ -229,7 +229,7 @@ class Daemon:
 
     async def _open(self, stack: AsyncExitStack, journal: Journal) -> RunContext:
         config = self.config
-        runs = config.state_dir / "runs"
+        runs = config.state_dir / RUNS
         folders.make_private(runs)
         ray = RayService(config.ray, state_folder=config.state_dir, runtime_folder=config.runtime_dir)
         forkserver = await process.warm()

@@ -30,6 +30,7 @@ from governor.locations import CLIENT_SOCKET, JOURNAL
 from governor.processes import cgroups
 from governor.units import sizes
 from governor.version import __version__
+from transport.connections import files_needed
 from transport.file_limits import LEAST_FILES, file_limits
 
 if TYPE_CHECKING:
@@ -40,10 +41,11 @@ if TYPE_CHECKING:
 PACKAGES: Final = ("pyzmq", "aiomultiprocess", "ray", "numpy", "structlog", "msgspec", "pydantic", "pyarrow")
 NETWORKED: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs"})
 """File systems on which SQLite's write-ahead log, shared memory, is not safe."""
-MANY_FILES: Final = 4_136
 SHARED_MEMORY: Final = 512 << 20
 """Less of it, as containers have (64 MiB), is too little for Ray's object store."""
 ANSWER_SECONDS: Final = 3.0
+_SOCKETS: Final = 3
+"""Of the broker of a daemon that does not listen on the network."""
 _UNSYNCHRONIZED: Final = 5
 """What adjtimex(2) returns for a clock that nobody keeps right, TIME_ERROR."""
 
@@ -67,7 +69,12 @@ def examine(config_file: Path | None, *, state_dir: str | None, broker: str | No
         return [*findings, Finding("fault", "configuration", str(error), mend)]
     findings.append(Finding("ok", "configuration", str(config_file or "defaults")))
     findings += [*_folder("state folder", config.state_dir), *_folder("runtime folder", config.runtime_dir)]
-    findings += [*_disk(config), *_journal(config.state_dir), *_socket(config), *_daemon(config, broker)]
+    findings += [
+        *_disk(config),
+        *_journal(config.state_dir),
+        *_socket(config),
+        *examine_daemon(config, broker),
+    ]
     return findings
 
 
@@ -117,7 +124,7 @@ def _open_files() -> Iterator[Finding]:
     mend = "raise the hard limit (`ulimit -Hn`), under systemd with LimitNOFILE=1048576"
     if hard < LEAST_FILES:
         yield Finding("fault", "open files", found, mend)
-    elif hard < MANY_FILES:
+    elif hard < files_needed(sockets=_SOCKETS):
         yield Finding("note", "open files", f"{found}: fewer connections than usual", mend)
     else:
         yield Finding("ok", "open files", found)
@@ -281,7 +288,8 @@ def _socket(config: Config) -> Iterator[Finding]:
         yield Finding("ok", "socket", f"{socket}{'' if socket.exists() else ', where none is at work'}")
 
 
-def _daemon(config: Config, broker: str | None) -> Iterator[Finding]:
+def examine_daemon(config: Config, broker: str | None) -> Iterator[Finding]:
+    """Whether one answers, and with which version."""
     socket = config.runtime_dir / CLIENT_SOCKET
     endpoint = broker or f"ipc://{socket}"
     if broker is None and not socket.exists() and not is_served(config.state_dir):

@@ -22,7 +22,7 @@ from governor.errors import NotPermitted, TryAgain, UsageError
 from governor.locations import NAME, config_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 UNIT: Final = f"{NAME}.service"
 _COMMAND_SECONDS: Final = 60
@@ -114,9 +114,9 @@ class Installation:
                 "a service of the system is installed by root; --user installs one of your own"
             )
 
-    def _do(self, what: str, step: object) -> None:
+    def _do(self, what: str, step: Callable[[], None]) -> None:
         self.told.append(what)
-        if not self._dry_run and callable(step):
+        if not self._dry_run:
             step()
 
     def _write(self, path: Path, text: str, *, keep: bool = False) -> None:

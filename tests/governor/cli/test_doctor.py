@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import resource
@@ -17,8 +18,10 @@ import pytest
 from click.testing import CliRunner
 
 from governor.cli import cli
+from governor.cli.service import examination
 from governor.journal import schema
 from governor.version import __version__
+from tests.support.daemon.api_world import CONFIG, open_api
 
 
 @pytest.fixture(autouse=True)
@@ -140,3 +143,18 @@ def test_a_daemon_that_does_not_answer(state, runtime):
     assert found["socket"]["level"] == "note"
     assert f"{runtime / 'broker.sock'} is not there" in found["socket"]["found"]
     assert found["daemon"]["level"] == "fault"
+
+
+async def test_a_daemon_that_answers_and_one_of_another_version(monkeypatch):
+    async with open_api() as daemon:
+        endpoint = daemon.executor.endpoint
+
+        def found():
+            [one] = examination.examine_daemon(CONFIG, endpoint)
+            return one
+
+        answers = await asyncio.to_thread(found)
+        assert (answers.level, endpoint in answers.found) == ("ok", True)
+        monkeypatch.setattr(examination, "__version__", "9.9")
+        other = await asyncio.to_thread(found)
+        assert (other.level, other.found) == ("fault", f"governor {__version__}, and this is 9.9")
