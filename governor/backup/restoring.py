@@ -6,6 +6,7 @@ same machine as the one that was copied, they may be at work.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from governor.backup.archive import About
 
 MARK: Final = "governor.restored"
+_PREFIX: Final = ".restored-"
 
 
 def restore(file: IO[bytes], state_dir: Path, *, name: str) -> About:
@@ -37,10 +39,13 @@ def restore(file: IO[bytes], state_dir: Path, *, name: str) -> About:
             raise UsageError(
                 f"{state_dir / used} is there already: name a new folder with --state-dir, or move it away"
             )
-    unpacked = Path(tempfile.mkdtemp(prefix=".restored-", dir=state_dir))
+    for left in state_dir.glob(f"{_PREFIX}*"):  # of a restore that was killed: the folder is locked
+        shutil.rmtree(left)
+    unpacked = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=state_dir))
     try:
         about = archive.extract(file, unpacked, name=name)
         schema.check(unpacked / JOURNAL)
+        os.sync()  # all files are on disk before the journal that tells of them
         write_whole(state_dir / MARK, msgspec.json.encode(about), mode=0o600)
         for part in (KEYS, RUNS):
             if (unpacked / part).exists():

@@ -222,6 +222,14 @@ def test_what_was_cut_off_is_refused_and_leaves_nothing(state, tmp_path, size):
     assert list(folder.iterdir()) == []
 
 
+def test_what_a_restore_that_was_killed_has_left_is_removed(state, tmp_path):
+    data, _ = backed_up(state)
+    folder = target(tmp_path)
+    (folder / ".restored-left" / "runs").mkdir(parents=True)
+    restore(io.BytesIO(data), folder, name="b")
+    assert list(folder.glob(".restored-*")) == []
+
+
 def test_a_changed_byte_is_found(state, tmp_path):
     data, _ = backed_up(state)
     where = data.index(b"steps of works")
