@@ -155,7 +155,10 @@ def test_many_files_need_few_descriptors(state):
 def test_more_open_files_than_are_allowed_is_told(state, monkeypatch):
     monkeypatch.setattr("governor.backup.snapshot._SMALL", 0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (open_now() + 10, hard))
+    allowed = open_now() + 10
+    for number in range(allowed):  # numbers are limited, not their count: what is open may have higher ones
+        (state / "runs" / "works" / f"{number}.json").write_text("{}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     try:
         with pytest.raises(TryAgain, match=r"raise the limit \(`ulimit -n`\)"), snapshot(state):
             pass
