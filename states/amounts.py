@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Final, Literal, TypeAlias
 
 Limit: TypeAlias = Literal["steps", "episodes", "tasks", "memory", "disk"]
-IN_BYTES: Final = frozenset({"memory", "disk"})
+Shared: TypeAlias = Literal["memory of the service", "room on the disk"]
+"""What all runs have together."""
+IN_BYTES: Final = frozenset({"memory", "disk", "memory of the service", "room on the disk"})
 _UNITS: Final = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 

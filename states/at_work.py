@@ -149,7 +149,13 @@ def deadline(state: AtWork, event: DeadlinePassed) -> Answer:
 
 def limit(state: AtWork, event: LimitExceeded) -> Answer:
     allowed, reached = amount(event.limit, event.value), amount(event.limit, event.reached)
-    reason = f"limit {event.limit} of {allowed} exceeded {state.where}: {reached}"
+    match event.limit:
+        case "memory of the service":
+            reason = f"the service has {reached} of its {allowed} of memory, and of the runs at work this one has most, {state.where}"
+        case "room on the disk":
+            reason = f"the disk of all runs has {reached} left ({allowed} are kept free), and of the runs at work this one has taken most, {state.where}"
+        case _:
+            reason = f"limit {event.limit} of {allowed} exceeded {state.where}: {reached}"
     return finalizing.enter(state, outcome="failed", reason=reason, at=event.at)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, TypeAlias
 
-from states.amounts import Limit
+from states.amounts import Limit, Shared
 from states.plan import Outcome, Part, RunPlan, WorkChange
 
 Flow: TypeAlias = Literal["PAUSE", "RESET", "RESTART", "STOP_SIMULATION", "STOP_PHASE", "SHUTDOWN"]
@@ -191,11 +191,11 @@ class PartEnded(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitExceeded(Event):
     """The run has used more than a limit of the run file allows: `limit` is its name, `value` what it allows, `reached` what
-    was counted or measured (bytes of memory and disk).
+    was counted or measured (bytes of memory and disk). Or what all runs have together runs short, and this run has most of it.
     """
 
     kind: ClassVar[str] = "limit.exceeded"
-    limit: Limit
+    limit: Limit | Shared
     value: int
     reached: int
 

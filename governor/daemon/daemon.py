@@ -32,7 +32,8 @@ from governor.daemon.metrics.server import MetricsServer
 from governor.daemon.ray_supervisor import RayService
 from governor.daemon.recovery import Recovery
 from governor.daemon.run_queue import RunQueue
-from governor.daemon.sharing import Sharing
+from governor.daemon.sharing.capacity import Sharing
+from governor.daemon.sharing.shortage import Shortage
 from governor.errors import ConfigError, ExitCode, FilesRemoved, GovernorError, ProcessError, UsageError
 from governor.journal import disk_reserve, schema
 from governor.journal.journal import Journal
@@ -168,6 +169,7 @@ class Daemon:
             slots.begin()
             background.spawn(self._dispatcher.run(slots, journal), "dispatch")
             background.spawn(context.files.run(), "file_watch")
+            background.spawn(Shortage(lambda: self.config, lambda: self.governors).watch(), "shortage")
             self._pruner = Pruner(context.journal, context.runs_folder)
             background.spawn(self._pruner.serve(lambda: self._retention), "prune")
             self.api = DaemonApi(daemon=self, context=context)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from governor import logs
 from governor.daemon.damage import UNREADABLE, damage_in
-from governor.daemon.sharing import VISIBLE
+from governor.daemon.sharing.capacity import VISIBLE
 from governor.errors import TryAgain
 from governor.runs.assignment import Assignment
 from governor.runs.run_governor import RunGovernor
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from governor.daemon.run_queue import RunQueue
-    from governor.daemon.sharing import Machine
+    from governor.daemon.sharing.capacity import Machine
     from governor.errors import JournalError
     from governor.journal.journal import Journal
     from governor.runs.active_run import RunContext

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from governor.daemon.draining import Draining
     from governor.daemon.groups.limits import GroupLimits
     from governor.daemon.run_queue import RunQueue
-    from governor.daemon.sharing import Sharing
+    from governor.daemon.sharing.capacity import Sharing
     from governor.journal.groups import GroupRow
     from governor.journal.runs_table import RunLine, RunRow
     from governor.messages import (

@@ -20,7 +20,7 @@ import re
 import select
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _GROUP: Final = re.compile("/governor-[0-9a-f]{16}(?:/[0-9a-f]{16}){0,2}(?=/|$)")
 """In the path of a folder: a group; there are several where a daemon was started by what another one runs."""
 _TRIES: Final = 10
+_VMSTAT: Final = Path("/proc/vmstat")
 NOWHERE: Final = Path("/nowhere")
 """A folder that there is not: no group is found in it."""
 
@@ -87,6 +88,11 @@ def of_process(pid: int | None = None) -> Path:
     return mount / Path(path).relative_to(root)
 
 
+def of_service() -> Path:
+    """The cgroup in which the outermost daemon above this process was started: below systemd that of the unit."""
+    return _base(of_process())
+
+
 def find(marks: Sequence[int]) -> Path | None:
     """The group of the last of these marks, of this process' daemon or of one beside it."""
     here = of_process()
@@ -141,6 +147,54 @@ def remove(group: Path, *, seconds: float = 0) -> bool:
     finally:
         os.close(events)
     return True
+
+
+class Memory(NamedTuple):
+    """Of a cgroup with a limit, in bytes. `used` is without files that the kernel drops when it needs their room."""
+
+    limit: int
+    used: int
+
+
+def memory(folder: Path) -> Memory | None:
+    """Of the cgroup at or above this one that has least left; None where none of them has a limit."""
+    found = [each for place in (folder, *folder.parents) if (each := _memory(place)) is not None]
+    return min(found, key=lambda each: each.limit - each.used, default=None)
+
+
+def memory_kills(folder: Path | None = None) -> int:
+    """How often the kernel has killed for lack of memory: in this cgroup, by default in that of the service, or on the machine where it
+    has no such count.
+    """
+    for file in ((folder or of_service()) / "memory.events", _VMSTAT):
+        with contextlib.suppress(OSError):
+            return _counts(file).get("oom_kill", 0)
+    return 0
+
+
+def lack_of_memory(kills_before: int, folder: Path | None = None) -> str:
+    """Why a process was killed that nobody here has killed: "" where the kernel has killed nothing since there were so many kills."""
+    if memory_kills(folder) <= kills_before:
+        return ""
+    found = memory(folder or of_service())
+    return "the kernel killed it for lack of memory" + (
+        f": all of its service may have {found.limit / (1 << 30):.2f} GiB" if found else ""
+    )
+
+
+def _memory(folder: Path) -> Memory | None:
+    try:
+        limit = (folder / "memory.max").read_text().strip()
+        if not limit.isdecimal():
+            return None
+        used = int((folder / "memory.current").read_text())
+        return Memory(int(limit), used - _counts(folder / "memory.stat").get("inactive_file", 0))
+    except OSError:  # the root of all, or without the controller
+        return None
+
+
+def _counts(file: Path) -> dict[str, int]:
+    return {name: int(count) for name, count in map(str.split, file.read_text().splitlines())}
 
 
 def _group_below(here: Path, marks: Sequence[int]) -> Path | None:

@@ -16,8 +16,10 @@ import multiprocessing.forkserver
 import os
 import sys
 import traceback
+from contextlib import suppress
 from importlib import import_module
 from multiprocessing import util
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from governor.errors import ExitCode
@@ -43,6 +45,7 @@ def enter(unit: Unit) -> NoReturn:
     try:
         prctl.name_process(multiprocessing.current_process().name)
         kill_tree.mark_self(unit.kwargs.pop("mark"))
+        give_up_protection()
         if unit.kwargs.pop("starts_processes"):
             keep_copy()
         loop = asyncio.new_event_loop()
@@ -59,6 +62,14 @@ def enter(unit: Unit) -> NoReturn:
             except (OSError, ValueError):
                 continue  # its reader is gone
         os._exit(code & 0xFF)
+
+
+def give_up_protection() -> None:
+    """Where memory is short the kernel spares the daemon (`OOMScoreAdjust=` of its unit), and not what it has started."""
+    file = Path("/proc/self/oom_score_adj")
+    with suppress(OSError):
+        if int(file.read_text()) < 0:
+            file.write_text("0")
 
 
 def keep_copy() -> None:

@@ -8,6 +8,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+from signal import SIGKILL
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +16,7 @@ from governor import logs
 from governor.errors import ForkserverDied, GovernorError, ProcessError
 from governor.messages import ConductorSpec, Shutdown, encode
 from governor.processes import process
+from governor.processes.cgroups import lack_of_memory, memory_kills
 from governor.processes.kill_ladder import GracePeriods, terminate
 from governor.run_file.model import SERVICE
 from states import events
@@ -94,7 +96,9 @@ class ConductorProcess:
             events.ConductorStarted(*self._stamp, pid=child.pid, ticks=identity.ticks, boot=identity.boot),
             {"kind": effect.kind, "mark": f"{child.mark:x}"},
         )
+        kills = memory_kills()
         code = await child.wait()
+        reason = lack_of_memory(kills) if code == -SIGKILL and self._termination is None else ""
         if self._termination is None:
             await self._interrupt_if_disk_full()
         termination = self._termination or self._terminate(child, "SIGKILL")
@@ -102,11 +106,16 @@ class ConductorProcess:
             await asyncio.wait({termination})
             termination = self._termination or termination
         self._run.log.exited(
-            self._name, pid=child.pid, exit_code=code, expected=self._is_stopping or self._is_replaced
+            self._name,
+            pid=child.pid,
+            exit_code=code,
+            expected=self._is_stopping or self._is_replaced,
+            reason=reason,
         )
         await self._run.reports.close(self._name, self.incarnation)
         forkserver = child.lost_forkserver
-        reason = f"its forkserver (pid {forkserver}) died" if forkserver is not None else ""
+        if forkserver is not None:
+            reason = f"its forkserver (pid {forkserver}) died"
         self._exited(code, reason, forkserver=forkserver)
 
     async def _start(self, effect: StartConductor) -> ChildProcess:

@@ -207,7 +207,7 @@ class RunLog:
         )
         self._phase = ""
 
-    def exited(self, conductor: str, *, pid: int, exit_code: int, expected: bool) -> None:
+    def exited(self, conductor: str, *, pid: int, exit_code: int, expected: bool, reason: str) -> None:
         (log.info if expected else log.warning)(
             "conductor.exited",
             **self._about,
@@ -215,6 +215,7 @@ class RunLog:
             pid=pid,
             exit_code=exit_code,
             expected=expected,
+            **({"reason": reason} if reason else {}),
         )
 
     def signalled(self, conductor: str, *, pid: int, signal: str, reason: str) -> None:

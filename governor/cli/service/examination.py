@@ -26,7 +26,7 @@ from governor.daemon.state_lock import is_served
 from governor.errors import ConfigError, GovernorError
 from governor.executor import Executor
 from governor.journal import disk_reserve, schema
-from governor.locations import CLIENT_SOCKET, JOURNAL
+from governor.locations import CLIENT_SOCKET, JOURNAL, runtime_dirs
 from governor.processes import cgroups
 from governor.units import sizes
 from governor.version import __version__
@@ -68,6 +68,7 @@ def examine(config_file: Path | None, *, state_dir: str | None, broker: str | No
         mend = "the page on configuration has all keys (docs/configuration.md)"
         return [*findings, Finding("fault", "configuration", str(error), mend)]
     findings.append(Finding("ok", "configuration", str(config_file or "defaults")))
+    config = _as_served(config)
     findings += [*_folder("state folder", config.state_dir), *_folder("runtime folder", config.runtime_dir)]
     findings += [
         *_disk(config),
@@ -264,6 +265,14 @@ def _read_only(path: Path) -> sqlite3.Connection:
 
 
 # -- the daemon -----------------------------------------------------------------------------------------------
+
+
+def _as_served(config: Config) -> Config:
+    """With the runtime folder of the daemon that is at work on its state folder, where systemd has given it another one."""
+    if (config.runtime_dir / CLIENT_SOCKET).exists() or not is_served(config.state_dir):
+        return config
+    found = [folder for folder in runtime_dirs() if (folder / CLIENT_SOCKET).exists()]
+    return config.model_copy(update={"runtime_dir": found[0]}) if found else config
 
 
 def _socket(config: Config) -> Iterator[Finding]:

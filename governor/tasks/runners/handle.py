@@ -22,6 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from governor import logs
 from governor.episodes.entries import call_in_loop
 from governor.processes import kill_tree
+from governor.processes.cgroups import lack_of_memory, memory_kills
 from governor.tasks.cluster.nodes import demand
 from governor.tasks.cluster.warm_runners import ActorCall, IdleRunner
 from governor.tasks.protocol.ticket_pipe import RunnerControl
@@ -81,6 +82,7 @@ class RunnerHandle:
     _back_timer: asyncio.TimerHandle | None = None
     """For the return of one that was kept."""
     _kill_reason: str = ""
+    _memory_kills: int = field(default_factory=memory_kills)
     _ending: asyncio.Task[None] | None = None
 
     @property
@@ -282,7 +284,8 @@ class RunnerHandle:
             return f"{name} ended by os._exit({process.exit_code})"
         if "memory" in ray_error and "OOM" not in ray_error:
             return f"{name} was killed by Ray: {' '.join(ray_error.split())[:500]}"
-        return f"{name} was killed by a signal or crashed in native code"
+        why = lack_of_memory(self._memory_kills) if process.connection.local else ""
+        return f"{name} was killed{f': {why}' if why else ' by a signal or crashed in native code'}"
 
 
 def ray_options(shape: Shape, *, planned: str | None, nodes: int) -> dict[str, Any]:

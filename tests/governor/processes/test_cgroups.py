@@ -159,3 +159,32 @@ def test_a_child_of_no_daemon_makes_no_group(base):
     alone = f"import os; from governor.processes import kill_tree; kill_tree.mark_self({CHILD})"
     subprocess.run([sys.executable, "-c", alone], check=True)
     assert groups(base) == []
+
+
+def test_memory_is_that_of_the_group_with_least_left(tmp_path):
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    assert cgroups.memory(inner) is None
+    for folder, limit, used, files in ((tmp_path, 1000, 900, 50), (inner, 500, 300, 0)):
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text(f"{used}\n")
+        (folder / "memory.stat").write_text(f"anon 7\ninactive_file {files}\n")
+    assert cgroups.memory(inner) == (1000, 850)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert cgroups.memory(inner) == (500, 300)
+
+
+def test_a_kill_for_lack_of_memory_is_told_with_what_the_service_may_have(tmp_path):
+    (tmp_path / "memory.events").write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
+    assert cgroups.memory_kills(tmp_path) == 2
+    assert cgroups.lack_of_memory(2, tmp_path) == ""
+    assert cgroups.lack_of_memory(1, tmp_path) == "the kernel killed it for lack of memory"
+    (tmp_path / "memory.max").write_text(f"{3 << 29}\n")
+    (tmp_path / "memory.current").write_text("5\n")
+    (tmp_path / "memory.stat").write_text("anon 7\n")
+    assert cgroups.lack_of_memory(1, tmp_path).endswith("memory: all of its service may have 1.50 GiB")
+
+
+def test_without_a_count_of_its_own_that_of_the_machine_counts(tmp_path):
+    assert cgroups.memory_kills(tmp_path) >= 0
+    assert cgroups.lack_of_memory(cgroups.memory_kills(tmp_path), tmp_path) == ""

@@ -12,7 +12,7 @@ from governor.daemon.api import DaemonApi
 from governor.daemon.draining import Draining
 from governor.daemon.groups.limits import GroupLimits
 from governor.daemon.run_queue import RunQueue
-from governor.daemon.sharing import Sharing
+from governor.daemon.sharing.capacity import Sharing
 from governor.errors import ConfigError
 from governor.executor import Executor
 from governor.journal import disk_reserve

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections import Counter
@@ -207,6 +208,39 @@ async def assert_finishes(instance, uid):
     assert [event.kind for event in events].count("run.interrupted") == 1
     played = Counter(e.data["episode"]["index"] for e in events if e.kind == "episode.ended")
     assert played == Counter(range(3000))
+
+
+FILLS = """
+import time
+
+
+def fill(context):
+    with (context.run_folder / "much").open("ab", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 20))
+            time.sleep(0.4)  # faster than this, it fills the disk between two looks
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.long
+async def test_the_run_that_fills_the_disk_ends_by_its_name_and_the_others_go_on(instance, walk, disk):
+    (instance.folder / "fills.py").write_text(FILLS)
+    greedy = {"name": "greedy", "phases": [{"name": "p", "tasks": [{"id": "t", "call": "fills:fill"}]}]}
+    async with instance.serve("--slots", "2") as tree:
+        other = await tree.executor.submit(walk(entry="user_code:Sleeps"), folder=instance.folder)
+        await tree.until(other, "phase.started")
+        uid = await tree.executor.submit(greedy, folder=instance.folder)
+        _, result = await tree.end(uid)
+        assert result.outcome == "failed"
+        assert re.fullmatch(
+            r"the disk of all runs has [\d.]+ MiB left \(12 MiB are kept free\), and of the runs at work this one has taken most, "
+            r"in phase p",
+            result.reason,
+        )
+        (instance.folder / "awake").touch()
+        _, result = await tree.end(other)
+        assert result.outcome == "finished", result.reason
 
 
 @pytest.mark.long

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from governor.errors import UsageError
+from governor.processes import cgroups
 from governor.units import sizes
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from governor.runs.assignment import Assignment, Waiting
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
-_CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 class Slot(Protocol):
@@ -176,10 +176,7 @@ def _gpus() -> tuple[str, ...]:
 
 
 def _memory() -> int:
-    """Bytes of the machine, or of the cgroup where that has less."""
+    """Bytes of the machine, or of a cgroup that this process is in where that has less."""
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-    except OSError:
-        return whole
-    return min(whole, int(limit)) if limit.isdecimal() else whole
+    group = cgroups.memory(cgroups.of_process())
+    return whole if group is None else min(whole, group.limit)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from governor import config
 from governor.daemon.run_queue import RunQueue
-from governor.daemon.sharing import Sharing, capacity
+from governor.daemon.sharing.capacity import Sharing, capacity
 from governor.errors import TryAgain, UsageError
 from governor.run_file.model import Requires
 from governor.runs.assignment import Waiting

@@ -1,0 +1,1 @@
+"""What runs at the same time share: who begins (`capacity`), and who ends when there is too little (`shortage`)."""
