@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Where it is set each process compiles all its modules anew: 1.4 s of CPU instead of 1.0 s for a daemon that starts and stops.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run check test test-all lint types imports docs site faults soak bench clean
+.PHONY: run check test test-all lint types imports docs site faults soak system-test bench clean
 
 run: $(VENV)/.run
 	$(BIN)/governor run examples/frozen_lake/run.yaml
@@ -60,11 +60,18 @@ SOAK ?= --seconds 600
 soak: $(VENV)/.dev
 	$(BIN)/python tests/soak/soak.py $(SOAK)
 
+# The service on a machine of its own, as docs/service.md and docs/operations.md say, word by word: a Debian tree by debootstrap, booted in a
+# container without a network. Root, debootstrap and systemd-nspawn are needed, and on the first time a network; the tree and the packages
+# stay in MACHINE for the next time.
+MACHINE ?= .machine
+system-test: $(VENV)/.dev
+	GOVERNOR_MACHINE=$(MACHINE) $(BIN)/python -m pytest -v -x -o faulthandler_timeout=895 tests/machine
+
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/run_all.py
 
 clean:
-	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .machine build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find governor states transport tests examples benchmarks docs -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/bin/python:

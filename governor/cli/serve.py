@@ -61,11 +61,10 @@ def command(
     def read() -> configuration.Config:
         return configuration.load(config_file, options={**options, **ray, **network})
 
-    config = read()
-
     from governor.daemon import folders  # noqa: PLC0415  # as above
 
-    with ExitStack() as taken:
+    with notifier.telling(), ExitStack() as taken:
+        config = read()
         taken.enter_context(folders.acquired(config))
 
         from governor import logs  # noqa: PLC0415  # heavy: imported while the forkserver imports its own

@@ -125,6 +125,7 @@ class Daemon:
             await self._background.stop.wait()
         crash = self._background.crash
         if isinstance(crash, GovernorError):
+            self._notifier.status(str(crash))
             return crash.exit_code
         return ExitCode.DONE if crash is None else ExitCode.INTERNAL
 

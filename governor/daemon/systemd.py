@@ -12,10 +12,13 @@ import asyncio
 import os
 import socket
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from governor.errors import GovernorError
+
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Iterator, MutableMapping
 
 EXTEND_SECONDS: Final = 30.0
 """Seconds by which one message extends the start timeout of the service manager."""
@@ -58,6 +61,17 @@ class SystemdNotifier:
         while True:
             await asyncio.sleep(EXTEND_SECONDS / 3)
             self.extend(EXTEND_SECONDS)
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """An error that prevents the start is the status, too: `systemctl status` keeps that, where the log has the reason behind what the
+        manager says itself, and may not know any more whose last line it was.
+        """
+        try:
+            yield
+        except GovernorError as error:
+            self.status(str(error))
+            raise
 
     def stopping(self, status: str | None = None) -> bool:
         return self._send("STOPPING=1", *_status(status))

@@ -16,7 +16,7 @@ from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-DIRECTIVES = {"skip", "needs", "copy", "daemon", "long"}
+DIRECTIVES = {"skip", "needs", "copy", "machine", "daemon", "long"}
 OF_THE_PAGE = {"daemon", "long"}
 _PARSER = MarkdownIt("commonmark").enable("table")
 _COMMENT = re.compile(r"<!--\s*test:\s*(\w+)\s*(.*?)\s*-->")

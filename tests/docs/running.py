@@ -109,7 +109,7 @@ class PageRun:
 
     def take(self, block, following, before):
         """Runs one block; `following` and `before` are its neighbours."""
-        if block.of("skip") or _missing(block):
+        if block.of("skip") or block.of("machine") or _missing(block):
             return
         for name in block.of("copy") or ():
             self._copy(name, block)

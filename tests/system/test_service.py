@@ -234,9 +234,16 @@ async def test_a_damaged_journal_ends_the_start_with_instructions(short_path):
     async with Service(short_path) as service:
         _, output = await service.process.communicate()
         assert service.process.returncode == ExitCode.INTERNAL
+        assert "governor.db is damaged: " in (await service.messages_until("STATUS="))[-1]
     assert "governor.db is damaged: " in output.decode()
     assert "; put a copy of it back, or move" in output.decode()
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["governor.db", "governor.lock"]
+
+
+async def test_a_refused_configuration_is_the_status(short_path):
+    async with Service(short_path, config="slots = 0\n") as service:
+        assert await service.process.wait() == ExitCode.BAD_CONFIGURATION
+        assert "slots" in (await service.messages_until("STATUS="))[-1]
 
 
 @pytest.mark.long

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import resource
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -158,3 +159,15 @@ async def test_a_daemon_that_answers_and_one_of_another_version(monkeypatch):
         monkeypatch.setattr(examination, "__version__", "9.9")
         other = await asyncio.to_thread(found)
         assert (other.level, other.found) == ("fault", f"governor {__version__}, and this is 9.9")
+
+
+def test_the_socket_that_systemd_has_given_the_daemon_is_found(state, runtime):
+    """As for `runuser -u run-governor -- governor doctor`, which has none of the unit's variables."""
+    (state / "governor.lock").write_text(f"{os.getpid()}\n")
+    (state / "governor.toml").write_text(f'runtime_dir = "{runtime}/other"\n')
+    runtime.mkdir(mode=0o700)
+    with closing(socket.socket(socket.AF_UNIX)) as served:
+        served.bind(str(runtime / "broker.sock"))
+        found = doctor("--state-dir", state, "--config", state / "governor.toml")
+    assert (found["socket"]["level"], found["socket"]["found"]) == ("ok", f"{runtime}/broker.sock")
+    assert found["runtime folder"]["found"] == str(runtime)

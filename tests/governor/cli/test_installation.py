@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from packaging.requirements import Requirement
 
 from governor.cli import cli
 from governor.cli.service.installation import Installation, Places
@@ -169,3 +172,24 @@ def test_the_steps_are_printed_one_a_line(machine):
     lines = done.stdout.splitlines()
     assert all(line.startswith("would ") for line in lines)
     assert "would run systemctl daemon-reload" in lines
+
+
+def test_the_pins_are_one_version_each_that_setup_cfg_allows_and_the_digests_of_its_files():
+    root = Path(__file__).parents[3]
+    text = re.sub(r"#.*\n", "", (root / "requirements.txt").read_text()).replace("\\\n", " ")
+    pins = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        requirement, *hashes = re.split(r"\s+--hash=", line)
+        pin = Requirement(requirement)
+        [version] = pin.specifier
+        assert version.operator == "=="
+        assert hashes
+        assert all(re.fullmatch("sha256:[0-9a-f]{64}", each) for each in hashes)
+        if pin.marker is None or pin.marker.evaluate():
+            assert pin.name not in pins
+            pins[pin.name] = version.version
+    setup = ConfigParser()
+    setup.read(root / "setup.cfg")
+    for line in filter(None, map(str.strip, setup["options"]["install_requires"].splitlines())):
+        wanted = Requirement(line)
+        assert wanted.specifier.contains(pins[wanted.name]), line
