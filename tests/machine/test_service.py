@@ -17,6 +17,7 @@ AN_INDEX = f"export PIP_NO_INDEX=1 PIP_FIND_LINKS=/{tree.SOURCE}/wheels"
 UNIT = "/etc/systemd/system/run-governor.service"
 CONFIG = "/etc/run-governor/governor.toml"
 CGROUPS = "/sys/fs/cgroup/unified/system.slice/run-governor.service /sys/fs/cgroup/system.slice/run-governor.service"
+NO_DROP_IN = f"rm {UNIT}.d/override.conf; systemctl daemon-reload; systemctl restart run-governor"
 WAITS = """
 import pathlib
 import threading
@@ -307,6 +308,8 @@ def test_a_group_is_let_in(machine, walk):
     finished(machine, run)
     assert "bob" in machine.run(f"governor status {run} --json").output
     assert machine.run("governor status", user="alice", check=False).code == 77
+    machine.write(CONFIG, config)
+    machine.run(NO_DROP_IN)
 
 
 @pytest.mark.parametrize("name", ["gpus", "limits", "keys", "log-namespace"])
@@ -321,9 +324,7 @@ def test_the_service_starts_with_a_drop_in_of_the_page(machine, walk, name):
         machine.until(
             "journalctl --namespace run-governor -u run-governor --output cat", wanted="daemon.ready"
         )
-    machine.run(
-        "rm /etc/systemd/system/run-governor.service.d/override.conf; systemctl daemon-reload; systemctl restart run-governor"
-    )
+    machine.run(NO_DROP_IN)
 
 
 def test_after_a_full_disk_the_runs_go_on(machine, walk):
