@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _GROUP: Final = re.compile("/governor-[0-9a-f]{16}(?:/[0-9a-f]{16}){0,2}(?=/|$)")
 """In the path of a folder: a group; there are several where a daemon was started by what another one runs."""
 _TRIES: Final = 10
+_RECLAIMABLE: Final = ("inactive_file", "active_file", "slab_reclaimable")
+"""Pages of files on disk, and what the kernel knows of them; a tmpfs is not among them."""
 _VMSTAT: Final = Path("/proc/vmstat")
 NOWHERE: Final = Path("/nowhere")
 """A folder that there is not: no group is found in it."""
@@ -150,7 +152,7 @@ def remove(group: Path, *, seconds: float = 0) -> bool:
 
 
 class Memory(NamedTuple):
-    """Of a cgroup with a limit, in bytes. `used` is without files that the kernel drops when it needs their room."""
+    """Of a cgroup with a limit, in bytes. `used` is without what the kernel drops before it kills."""
 
     limit: int
     used: int
@@ -188,7 +190,8 @@ def _memory(folder: Path) -> Memory | None:
         if not limit.isdecimal():
             return None
         used = int((folder / "memory.current").read_text())
-        return Memory(int(limit), used - _counts(folder / "memory.stat").get("inactive_file", 0))
+        counts = _counts(folder / "memory.stat")
+        return Memory(int(limit), used - sum(counts.get(name, 0) for name in _RECLAIMABLE))
     except OSError:  # the root of all, or without the controller
         return None
 

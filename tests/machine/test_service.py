@@ -327,6 +327,25 @@ def test_the_service_starts_with_a_drop_in_of_the_page(machine, walk, name):
     machine.run(NO_DROP_IN)
 
 
+def test_a_client_with_a_key_comes_in_and_the_daemons_own_key_is_a_credential(machine, walk):
+    machine.run("echo 127.0.0.1 lab7.example.org >> /etc/hosts")
+    config = machine.run(f"cat {CONFIG}").output
+    machine.write(CONFIG, f"{config}\n{walk.text('network-config')}")
+    walk.commands("network-key")
+    serving(machine)
+    asked = "governor --context /root/ada.toml status"
+    assert "serving" in machine.run(asked).output
+    walk.commands("network-secret")
+    assert machine.run("systemctl restart run-governor", check=False).code == 0
+    assert machine.run(asked, check=False).code != 0, "it has made itself another key"
+    machine.run("rm /var/lib/run-governor/keys/server.secret")
+    walk.drop_in("network-credential")
+    serving(machine)
+    assert "serving" in machine.run(asked).output
+    machine.write(CONFIG, config)
+    machine.run(NO_DROP_IN)
+
+
 def test_after_a_full_disk_the_runs_go_on(machine, walk):
     machine.run(
         "systemctl stop run-governor; mount -t tmpfs -o size=200M small /var/lib/run-governor; systemctl start run-governor"

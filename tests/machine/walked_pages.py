@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.docs import matching, pages, running
 
-NAMES = ("operations.md", "service.md")
+NAMES = ("network.md", "operations.md", "service.md")
 
 
 def blocks():
