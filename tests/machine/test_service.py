@@ -123,8 +123,10 @@ def test_it_is_installed_from_an_index(machine, walk):
     assert machine.run(f"ls {UNIT}.before", check=False).code != 0
 
 
-def test_doctor_finds_no_fault(walk):
-    assert "\nfault" not in walk.commands("doctor")
+def test_doctor_finds_no_fault(machine, walk):
+    assert "ok     daemon" in walk.commands("doctor")
+    asked = "runuser -u run-governor -- governor doctor --state-dir /var/lib/run-governor"
+    machine.run(f"install -d -m 700 /run/user/0; XDG_RUNTIME_DIR=/run/user/0 {asked}")
 
 
 def test_the_first_run(walk):
@@ -173,6 +175,16 @@ def test_a_hung_loop_is_caught_by_the_watchdog_and_its_run_goes_on(machine):
     machine.run(
         "rm /etc/systemd/system/run-governor.service.d/watchdog.conf; systemctl daemon-reload; systemctl restart run-governor"
     )
+
+
+def test_a_backup_of_a_run_at_work(machine, walk):
+    run = at_work(machine)
+    walk.commands("backup")
+    listed = machine.run("tar tvf /root/*-*-*.tar; stat -c %a /root/*-*-*.tar").output
+    assert f"runs/{run}/" in listed
+    assert listed.splitlines()[-1] == "600"
+    let_go(machine)
+    finished(machine, run)
 
 
 def test_a_killed_daemon_comes_back_and_its_run_goes_on(machine):
@@ -263,11 +275,11 @@ def test_an_upgrade_with_runs_queued_and_at_work_and_the_way_back(machine, walk)
 def test_an_older_version_refuses_the_journal_and_the_backup_is_the_way_back(machine, walk):
     runs = machine.run("governor list --json").output
     machine.run("systemctl stop run-governor")
-    machine.run(f"{AN_INDEX}; cd /{tree.SOURCE}; /opt/run-governor/bin/pip install --no-deps .")
+    walk.commands("upgrade-without-network")
     assert machine.run("systemctl start run-governor", check=False).code != 0
     refused = "is of schema 11, this governor knows up to 10: use the newer governor that wrote it"
     assert refused in machine.unit("StatusText")
-    walk.commands("restore")
+    walk.commands("restore", before=f"{AN_INDEX}; cd /{tree.SOURCE}")
     serving(machine)
     for run in json.loads(runs)["runs"][:2]:
         finished(machine, run["uid"])
@@ -314,7 +326,7 @@ def test_a_group_is_let_in(machine, walk):
 
 @pytest.mark.parametrize("name", ["gpus", "limits", "keys", "log-namespace"])
 def test_the_service_starts_with_a_drop_in_of_the_page(machine, walk, name):
-    machine.write("/etc/run-governor/keys", "MODEL_KEY=secret\n", mode=0o600)
+    machine.write("/etc/run-governor/environment", "MODEL_KEY=secret\n", mode=0o600)
     machine.write("/etc/systemd/journald@run-governor.conf", walk.text("log-bounds"))
     walk.drop_in(name)
     pid = serving(machine)

@@ -162,7 +162,7 @@ def _cgroup() -> Iterator[Finding]:
 
 
 def _folder(what: str, folder: Path) -> Iterator[Finding]:
-    there = next((place for place in (folder, *folder.parents) if place.exists()), Path("/"))
+    there = next((place for place in (folder, *folder.parents) if _is_there(place)), Path("/"))
     if not os.access(there, os.W_OK | os.X_OK):
         mend = f"be its owner, {_owner(there)}, or name another with --{what.split(maxsplit=1)[0]}-dir"
         yield Finding("fault", what, f"{there} can't be written to", mend)
@@ -269,10 +269,18 @@ def _read_only(path: Path) -> sqlite3.Connection:
 
 def _as_served(config: Config) -> Config:
     """With the runtime folder of the daemon that is at work on its state folder, where systemd has given it another one."""
-    if (config.runtime_dir / CLIENT_SOCKET).exists() or not is_served(config.state_dir):
+    if _is_there(config.runtime_dir / CLIENT_SOCKET) or not is_served(config.state_dir):
         return config
-    found = [folder for folder in runtime_dirs() if (folder / CLIENT_SOCKET).exists()]
+    found = [folder for folder in runtime_dirs() if _is_there(folder / CLIENT_SOCKET)]
     return config.model_copy(update={"runtime_dir": found[0]}) if found else config
+
+
+def _is_there(path: Path) -> bool:
+    """False for what is in a folder of another user, as $XDG_RUNTIME_DIR of root may be."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return False
 
 
 def _socket(config: Config) -> Iterator[Finding]:
@@ -288,20 +296,20 @@ def _socket(config: Config) -> Iterator[Finding]:
             )
     socket = config.runtime_dir / CLIENT_SOCKET
     served = is_served(config.state_dir)
-    if served and not socket.exists():
+    if served and not _is_there(socket):
         mend = "the daemon was started with another runtime folder: set GOVERNOR_BROKER, or name its configuration"
         yield Finding(
             "note", "socket", f"a daemon is at work on {config.state_dir}, and {socket} is not there", mend
         )
     else:
-        yield Finding("ok", "socket", f"{socket}{'' if socket.exists() else ', where none is at work'}")
+        yield Finding("ok", "socket", f"{socket}{'' if _is_there(socket) else ', where none is at work'}")
 
 
 def examine_daemon(config: Config, broker: str | None) -> Iterator[Finding]:
     """Whether one answers, and with which version."""
     socket = config.runtime_dir / CLIENT_SOCKET
     endpoint = broker or f"ipc://{socket}"
-    if broker is None and not socket.exists() and not is_served(config.state_dir):
+    if broker is None and not _is_there(socket) and not is_served(config.state_dir):
         yield Finding("note", "daemon", "none at work", "`governor serve`, or `systemctl start run-governor`")
         return
 

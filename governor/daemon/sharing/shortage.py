@@ -69,7 +69,7 @@ class Shortage:
             try:
                 await self.look()
                 failed = False
-            except OSError:
+            except Exception:
                 if not failed:
                     log.exception("shortage.not_measured")
                 failed = True
