@@ -64,9 +64,8 @@ def enter(unit: Unit) -> NoReturn:
         os._exit(code & 0xFF)
 
 
-def give_up_protection() -> None:
+def give_up_protection(file: Path = Path("/proc/self/oom_score_adj")) -> None:
     """Where memory is short the kernel spares the daemon (`OOMScoreAdjust=` of its unit), and not what it has started."""
-    file = Path("/proc/self/oom_score_adj")
     with suppress(OSError):
         if int(file.read_text()) < 0:
             file.write_text("0")

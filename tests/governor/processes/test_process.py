@@ -17,6 +17,7 @@ import pytest
 
 from governor.errors import ProcessError
 from governor.processes import process
+from governor.processes.child import give_up_protection
 from governor.processes.identity import ProcessIdentity, boot_id
 from governor.processes.readiness import is_readable
 from tests.governor.processes.conftest import start
@@ -136,6 +137,15 @@ class TestChild:
         assert found["comm"] == "environment.lake"[:15]
         assert child.identity == ProcessIdentity(pid=child.pid, ticks=found["ticks"], boot=boot_id())
         await child.wait()
+
+    @pytest.mark.parametrize(("inherited", "own"), [("-500", "0"), ("0", "0"), ("300", "300")])
+    def test_the_kernel_spares_the_daemon_for_lack_of_memory_and_not_its_children(
+        self, tmp_path, inherited, own
+    ):
+        file = tmp_path / "oom_score_adj"
+        file.write_text(f"{inherited}\n")
+        give_up_protection(file)
+        assert file.read_text().strip() == own
 
     async def test_it_ignores_ctrl_c_alone(self, news):
         child = await start("answer", news.address)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,7 @@ from structlog.testing import capture_logs
 
 from governor.journal.journal import Journal
 from governor.metrics import Metrics
+from governor.processes import cgroups
 from governor.run_file.load import parse
 from governor.runs import active_run
 from governor.runs.active_run import ActiveRun
@@ -45,6 +48,9 @@ class World:
         secret = Secret.new()
         context = SimpleNamespace(
             worker_endpoint="ipc://worker",
+            private_endpoint="ipc://private",
+            log_format="json",
+            log_level="info",
             secret=secret,
             run_secret=lambda uid: secret.of(uid.encode()),
             run_folder=lambda uid: folder / "runs" / uid,
@@ -159,3 +165,19 @@ async def test_a_conductor_that_is_stopped_before_its_process_has_started_has_ex
         assert isinstance(exited, events.ConductorExited)
         assert (exited.conductor, exited.incarnation, exited.exit_code) == ("simulation", 2, None)
     assert world.posted.empty()
+
+
+@pytest.mark.parametrize(("kills", "reason"), [(0, ""), (1, "the kernel killed it for lack of memory")])
+async def test_a_conductor_that_the_kernel_has_killed_for_memory_says_so(
+    world, tmp_path, monkeypatch, kills, reason
+):
+    monkeypatch.setattr(cgroups, "of_service", lambda: tmp_path)
+    (tmp_path / "memory.events").write_text("oom_kill 0\n")
+    async with world.run as run:
+        start = StartConductor(conductor="simulation", kind="simulation", incarnation=1, delay=0.0)
+        run.effects.perform(start)
+        started = await world.posted.get()
+        (tmp_path / "memory.events").write_text(f"oom_kill {kills}\n")
+        os.kill(started.pid, signal.SIGKILL)
+        exited = await world.posted.get()
+        assert (exited.exit_code, exited.reason) == (-signal.SIGKILL, reason)

@@ -118,7 +118,7 @@ async def test_once_there_is_room_again_the_runs_begin_anew(world):
     await left(world, 60)
     two.write(30)
     assert await left(world, 70) == []
-    one.write(20)
+    one.write(10)
     assert await left(world, 40) == []
     one.write(10)
     assert [uid for uid, *_ in await left(world, 31)] == ["one"]
