@@ -7,6 +7,8 @@ import re
 
 import pytest
 
+from governor.journal.schema import SCHEMA_VERSION as KNOWN
+from governor.version import __version__
 from tests.machine import tree
 from tests.machine.walked_pages import blocks
 
@@ -151,7 +153,7 @@ def test_a_good_configuration_is_taken_and_a_bad_one_refused(machine):
     assert "slots" in machine.unit("StatusText")
     assert any("slots" in entry["MESSAGE"] for entry in machine.entries("-u run-governor"))
     assert "2 slots" in machine.run("governor status").output
-    machine.write(CONFIG, good.replace("slots = 1", "slots = 2"))
+    machine.write(CONFIG, good)
     machine.run("systemctl reload run-governor")
     assert machine.unit("ActiveState") == "active"
     assert int(machine.unit("MainPID")) == pid
@@ -256,17 +258,18 @@ def test_an_upgrade_with_runs_queued_and_at_work_and_the_way_back(machine, walk)
     """The newer version has another schema of the journal."""
     first = at_work(machine)
     queued = machine.run("governor submit --name later /srv/lab/run.yaml").output.strip()
+    assert "1 run in work, 1 queued" in machine.run("governor status").output
     newer = machine.tree / "root" / "newer"
     tree.put_source(
         newer,
         changed=[
-            ("governor/version.py", '"0.1.0"', '"0.2.0"'),
-            ("governor/journal/schema.py", "SCHEMA_VERSION: Final = 10", "SCHEMA_VERSION: Final = 11"),
-            ("governor/journal/schema.py", "    9: outbox.TABLES,\n", "    9: outbox.TABLES,\n    10: '',\n"),
+            ("governor/version.py", f'"{__version__}"', '"99.0"'),
+            ("governor/journal/schema.py", f"VERSION: Final = {KNOWN}", f"VERSION: Final = {KNOWN + 1}"),
+            ("governor/journal/schema.py", "MIGRATIONS: Final = {", f"MIGRATIONS: Final = {{{KNOWN}: '',"),
         ],
     )
     walk.commands("upgrade", before=f"{AN_INDEX}; cd /root/newer")
-    assert "governor 0.2.0 serving" in machine.until("governor status", wanted="serving")
+    assert "governor 99.0 serving" in machine.until("governor status", wanted="serving")
     let_go(machine)
     finished(machine, first)
     finished(machine, queued)
@@ -277,7 +280,9 @@ def test_an_older_version_refuses_the_journal_and_the_backup_is_the_way_back(mac
     machine.run("systemctl stop run-governor")
     walk.commands("upgrade-without-network")
     assert machine.run("systemctl start run-governor", check=False).code != 0
-    refused = "is of schema 11, this governor knows up to 10: use the newer governor that wrote it"
+    refused = (
+        f"is of schema {KNOWN + 1}, this governor knows up to {KNOWN}: use the newer governor that wrote it"
+    )
     assert refused in machine.unit("StatusText")
     walk.commands("restore", before=f"{AN_INDEX}; cd /{tree.SOURCE}")
     serving(machine)

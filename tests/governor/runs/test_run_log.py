@@ -165,7 +165,7 @@ def test_a_restart_says_why_and_a_kill_who_and_how(run):
     exited = ConductorExited("r1", 1.0, name, 1, exit_code=-9)
     start = StartConductor(conductor=name, kind="task", incarnation=2, delay=0.25)
     with capture_logs() as lines:
-        run.exited(name, pid=12, exit_code=-9, expected=False)
+        run.exited(name, pid=12, exit_code=-9, expected=False, reason="the kernel killed it")
         run.stepped(running(), exited, Step(running(), (start,)))
         run.signalled(name, pid=13, signal="SIGKILL", reason="silent for 10 s (deadlines.liveness)")
     assert [(line["event"], line["log_level"]) for line in lines] == [
@@ -173,6 +173,7 @@ def test_a_restart_says_why_and_a_kill_who_and_how(run):
         ("conductor.restarting", "warning"),
         ("process.killed", "warning"),
     ]
+    assert lines[0]["reason"] == "the kernel killed it"
     assert "SIGKILL" in lines[1]["reason"]
     assert (lines[2]["pid"], lines[2]["signal"], lines[2]["reason"]) == (
         13,
