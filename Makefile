@@ -60,7 +60,7 @@ SOAK ?= --seconds 600
 soak: $(VENV)/.dev
 	$(BIN)/python tests/soak/soak.py $(SOAK)
 
-# The service on a machine of its own, as docs/service.md and docs/operations.md say, word by word: a Debian tree by debootstrap, booted in a
+# The service on a machine of its own, as docs/service.md, operations.md and network.md say, word by word: a Debian tree by debootstrap, booted in a
 # container without a network. Root, debootstrap and systemd-nspawn are needed, and on the first time a network; the tree and the packages
 # stay in MACHINE for the next time.
 MACHINE ?= .machine

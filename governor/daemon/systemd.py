@@ -64,8 +64,8 @@ class SystemdNotifier:
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """An error that prevents the start is the status, too: `systemctl status` keeps that, where the log has the reason behind what the
-        manager says itself, and may not know any more whose last line it was.
+        """An error that prevents the start becomes the status. `systemctl status` shows that even where journald has read the last line of the
+        log too late to know its unit.
         """
         try:
             yield

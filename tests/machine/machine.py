@@ -75,9 +75,9 @@ class Machine:
         place.write_text(text)
         place.chmod(mode)
 
-    def unit(self, *names, unit="run-governor"):
-        """Properties of a unit, as text."""
-        shown = self.run(f"systemctl show {unit} --property={','.join(names)}").output
+    def unit(self, *names):
+        """Properties of the service's unit, as text."""
+        shown = self.run(f"systemctl show run-governor --property={','.join(names)}").output
         found = dict(line.split("=", 1) for line in shown.splitlines())
         return found[names[0]] if len(names) == 1 else found
 

@@ -99,12 +99,12 @@ def finished(machine, run):
     assert f"{TASKS} of {TASKS} succeeded" in shown, shown
 
 
-def at_work(machine, name="lake"):
+def at_work(machine):
     """A run whose first episode stands still."""
     hold(machine)
     machine.write("/srv/lab/waits.py", WAITS)
     machine.write("/srv/lab/run.yaml", RUN)
-    run = machine.run(f"governor submit --name {name} /srv/lab/run.yaml").output.strip()
+    run = machine.run("governor submit /srv/lab/run.yaml").output.strip()
     machine.until(f"governor status {run}", wanted="running")
     return run
 

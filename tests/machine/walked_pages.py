@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.docs import matching, pages, running
 
+COMMAND_SECONDS = 600.0
 NAMES = ("network.md", "operations.md", "service.md")
 
 
@@ -19,42 +20,38 @@ def blocks():
 
 
 class Walk:
-    """Does what the page says, in a machine; `done` are the names of the blocks. A shell variable of one block is there in those that
-    follow.
-    """
+    """Does what the page says, in a machine; `done` are the names of the blocks. $RUN of one block is there in those that follow."""
 
     def __init__(self, machine):
         self.done = set()
         self._machine = machine
         self._blocks = blocks()
-        self._variables = {}
+        self._run = ""
 
     def text(self, name):
         self.done.add(name)
         return self._blocks[name].content
 
-    def write(self, name, *, path=""):
-        """The file that a block shows, below its title or elsewhere."""
-        self._machine.write(path or self._blocks[name].title, self.text(name))
+    def write(self, name):
+        """The file that a block shows, with its title as path."""
+        self._machine.write(self._blocks[name].title, self.text(name))
 
     def drop_in(self, name):
         """What `systemctl edit run-governor` would write, with a restart."""
         self._machine.write("/etc/systemd/system/run-governor.service.d/override.conf", self.text(name))
         self._machine.run("systemctl daemon-reload; systemctl restart run-governor")
 
-    def commands(self, name, *, user="", before="cd /root/run-governor", seconds=600.0):
+    def commands(self, name, *, user="", before="cd /root/run-governor"):
         """Runs them; each must end with 0, and print what the page shows."""
         block = self._blocks[name]
         if block.language == "sh":
             script = f"set -euo pipefail; {before}\n{self.text(name)}"
-            return self._machine.run(script, user=user, seconds=seconds).output
+            return self._machine.run(script, user=user, seconds=COMMAND_SECONDS).output
         for command in running.commands_of(block, "docs"):
-            given = "".join(f"{key}={value}\n" for key, value in self._variables.items())
-            output = self._machine.run(
-                f'{before}\n{given}{command.text}\necho "==RUN=${{RUN:-}}"', user=user, seconds=seconds
-            ).output
+            script = f'{before}\nRUN={self._run}\n{command.text}\necho "==RUN=$RUN"'
+            output = self._machine.run(script, user=user, seconds=COMMAND_SECONDS).output
             output, _, run = output.rpartition("==RUN=")
-            self._variables = {"RUN": run.strip()} if run.strip() else {}
+            self._run = run.strip()
             wrong = matching.difference(command.output, output)
             assert not wrong, f"docs:{command.line}: $ {command.text}\n{wrong}\nwhole output:\n{output}"
         self.done.add(name)

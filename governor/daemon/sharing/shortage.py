@@ -1,5 +1,5 @@
-"""When memory or disk run short, of what all runs have together: the run that has most ends, by its name, before the kernel or a full disk
-ends what they find.
+"""When memory or disk run short, of what all runs have together: the run that has most ends, with that as reason, before the kernel kills any
+process, or a full disk ends the daemon.
 
 Rules:
 1. Memory is that of the cgroup that the daemon was started in (systemd: `MemoryMax=`), or of one above. With less than a twentieth of it

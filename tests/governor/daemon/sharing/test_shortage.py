@@ -110,7 +110,7 @@ async def test_no_run_ends_for_what_others_have_written(world):
     one.write(5)
     assert await left(world, 30) == []
     one.write(10)
-    assert [uid for uid, *_ in await left(world, 14)] == ["one"], "measured from where it was found innocent"
+    assert [uid for uid, *_ in await left(world, 14)] == ["one"], "what it has written since that look"
 
 
 async def test_once_there_is_room_again_the_runs_begin_anew(world):
