@@ -30,6 +30,7 @@ _GROUP: Final = re.compile("/governor-[0-9a-f]{16}(?:/[0-9a-f]{16}){0,2}(?=/|$)"
 _TRIES: Final = 10
 _RECLAIMABLE: Final = ("inactive_file", "active_file", "slab_reclaimable")
 """Pages of files on disk, and what the kernel knows of them; a tmpfs is not among them."""
+_KILLS: Final = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 _VMSTAT: Final = Path("/proc/vmstat")
 NOWHERE: Final = Path("/nowhere")
 """A folder that there is not: no group is found in it."""
@@ -160,8 +161,12 @@ class Memory(NamedTuple):
 
 def memory(folder: Path) -> Memory | None:
     """Of the cgroup at or above this one that has least left; None where none of them has a limit."""
-    found = [each for place in (folder, *folder.parents) if (each := _memory(place)) is not None]
-    return min(found, key=lambda each: each.limit - each.used, default=None)
+    return min(_memories(folder), key=lambda each: each.limit - each.used, default=None)
+
+
+def memory_limit(folder: Path) -> int | None:
+    """The least one of the cgroup and those above it, in bytes; None where none of them has a limit."""
+    return min((each.limit for each in _memories(folder)), default=None)
 
 
 def memory_kills(folder: Path | None = None) -> int:
@@ -170,7 +175,8 @@ def memory_kills(folder: Path | None = None) -> int:
     """
     for file in ((folder or of_service()) / "memory.events", _VMSTAT):
         with contextlib.suppress(OSError):
-            return _counts(file).get("oom_kill", 0)
+            found = _KILLS.search(file.read_text())
+            return int(found[1]) if found else 0
     return 0
 
 
@@ -184,20 +190,21 @@ def lack_of_memory(kills_before: int, folder: Path | None = None) -> str:
     )
 
 
+def _memories(folder: Path) -> list[Memory]:
+    return [found for place in (folder, *folder.parents) if (found := _memory(place)) is not None]
+
+
 def _memory(folder: Path) -> Memory | None:
     try:
         limit = (folder / "memory.max").read_text().strip()
         if not limit.isdecimal():
             return None
         used = int((folder / "memory.current").read_text())
-        counts = _counts(folder / "memory.stat")
+        lines = (folder / "memory.stat").read_text().splitlines()
+        counts = {name: int(count) for name, count in map(str.split, lines)}
         return Memory(int(limit), used - sum(counts.get(name, 0) for name in _RECLAIMABLE))
     except OSError:  # the root of all, or without the controller
         return None
-
-
-def _counts(file: Path) -> dict[str, int]:
-    return {name: int(count) for name, count in map(str.split, file.read_text().splitlines())}
 
 
 def _group_below(here: Path, marks: Sequence[int]) -> Path | None:

@@ -178,5 +178,5 @@ def _gpus() -> tuple[str, ...]:
 def _memory() -> int:
     """Bytes of the machine, or of a cgroup that this process is in where that has less."""
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    group = cgroups.memory(cgroups.of_process())
-    return whole if group is None else min(whole, group.limit)
+    limit = cgroups.memory_limit(cgroups.of_process())
+    return whole if limit is None else min(whole, limit)

@@ -165,6 +165,7 @@ def test_memory_is_that_of_the_group_with_least_left(tmp_path):
     inner = tmp_path / "inner"
     inner.mkdir()
     assert cgroups.memory(inner) is None
+    assert cgroups.memory_limit(inner) is None
     for folder, limit, used, files in ((tmp_path, 1000, 900, 50), (inner, 500, 320, 20)):
         (folder / "memory.max").write_text(f"{limit}\n")
         (folder / "memory.current").write_text(f"{used}\n")
@@ -172,6 +173,7 @@ def test_memory_is_that_of_the_group_with_least_left(tmp_path):
             f"anon 7\ninactive_file {files - 20}\nactive_file 15\nslab_reclaimable 5\n"
         )
     assert cgroups.memory(inner) == (1000, 850)
+    assert cgroups.memory_limit(inner) == 500
     (tmp_path / "memory.max").write_text("max\n")
     assert cgroups.memory(inner) == (500, 300)
 
