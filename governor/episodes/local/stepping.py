@@ -63,6 +63,8 @@ if TYPE_CHECKING:
 UNACKNOWLEDGED: Final = 256
 REPORT_DELAY_SECONDS: Final = 0.1
 """A write and a report cost as much as a hundred steps: at a third of this delay episodes of 22 steps took a tenth longer."""
+PATIENCE_SECONDS: Final = 0.005
+"""For a report: a governor that is slow costs a twentieth of the time, not all of it."""
 CLOSE_SECONDS: Final = 5.0
 """How long the `close` of an environment may take."""
 
@@ -117,7 +119,9 @@ class LocalEpisodeWorker:
         self._agent = agent
         self._made = made
         self._user_context = user_context
-        self.reports = EpisodeReports(simulation, linger=REPORT_DELAY_SECONDS, most=UNACKNOWLEDGED)
+        self.reports = EpisodeReports(
+            simulation, linger=REPORT_DELAY_SECONDS, most=UNACKNOWLEDGED, patience=PATIENCE_SECONDS
+        )
 
     def play_all(self) -> None:
         """Plays until no episode is left. Raises ConductorError for what cannot be built, WrittenOff, OSError."""

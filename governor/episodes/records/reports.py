@@ -5,6 +5,9 @@ Rules:
 2. It is evaluated when it is stored. It waits for others only if the last report was less than `linger` seconds ago and the
    phase does not end with it: a long episode never waits.
 3. At most `most` reports are unacknowledged: their episodes are played again when this process exits.
+4. A worker that shares the interpreter with the event loop waits up to `patience` seconds for the acknowledgement. The loop needs the
+   interpreter some twenty times for a report, and a worker whose numpy or torch gives it up in each step takes it back before the
+   other thread is awake: without the wait both fight for it most of the time, at a third of the worker's speed.
 """
 
 from __future__ import annotations
@@ -47,10 +50,16 @@ class EpisodeReports:
     """The reports of one worker, for its thread."""
 
     def __init__(
-        self, sink: EpisodeSink, *, linger: float = LINGER_SECONDS, most: int = UNACKNOWLEDGED
+        self,
+        sink: EpisodeSink,
+        *,
+        linger: float = LINGER_SECONDS,
+        most: int = UNACKNOWLEDGED,
+        patience: float = 0.0,
     ) -> None:
         self._sink = sink
         self._linger = linger
+        self._patience = patience
         self._most = most
         self._due = 0.0
         self._pending: list[tuple[EpisodeRecord, Recorder | None]] = []
@@ -79,7 +88,10 @@ class EpisodeReports:
     def send(self) -> None:
         """Sends all pending reports."""
         if self._pending:
-            self._unacknowledged.append((self.write_and_report(), self.added))
+            reported = self.write_and_report()
+            self._unacknowledged.append((reported, self.added))
+            if self._patience:
+                wait([reported], self._patience)
             self._due = monotonic() + self._linger
         while len(self._unacknowledged) > self._most:
             wait([self._unacknowledged[0][0]])
