@@ -50,7 +50,7 @@ from transport.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-TURNS = 5
+TURNS = 15
 VECTOR = 16
 OF_SB3 = 8
 
@@ -399,4 +399,4 @@ async def taking_turns(
 
 if __name__ == "__main__":
     sys.path.insert(0, str(HERE.parent))
-    print(table(asyncio.run(measure(float(sys.argv[1]) if len(sys.argv) > 1 else 2.0))))
+    print(table(asyncio.run(measure(float(sys.argv[1]) if len(sys.argv) > 1 else 0.7))))

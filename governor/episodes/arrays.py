@@ -60,8 +60,7 @@ def unpack(data: memoryview) -> NDArray[np.generic]:
     dtype, shape, size = _unpacking(bytes(data[_HEADER_SIZE : min(start, _HEADER_SIZE + MAX_HEADER)]))
     if size != len(data) - start:
         raise WireError(f"{len(data) - start} bytes are no array of {dtype.str} with shape {shape}")
-    array: NDArray[np.generic] = np.frombuffer(data[start:], dtype)
-    return array.copy() if len(shape) == 1 else array.reshape(shape).copy()
+    return np.ndarray(shape, dtype, bytearray(data[start:]))
 
 
 @lru_cache(maxsize=256)

@@ -218,6 +218,9 @@ class Curve(msgspec.Struct):
             self._widen(number, *columns)
         else:
             numbers = [int(key) >> self.shift for key in keys]
+            while len(self.windows.keys() | numbers) > WINDOWS:  # before there is one for each value
+                self._double()
+                numbers = [number >> 1 for number in numbers]
             groups: dict[int, list[tuple[float, ...]]] = {}
             for number, row in zip(numbers, zip(*columns, strict=True), strict=True):
                 groups.setdefault(number, []).append(row)

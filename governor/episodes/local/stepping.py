@@ -6,7 +6,7 @@ Rules:
 2. A step is user code and about a microsecond of overhead: nothing is requested, sent or written between two steps.
 3. Ended episodes are reported while the next ones are played: up to `UNACKNOWLEDGED` reports for each worker. Episodes that
    the governor has not acknowledged when this process exits are played again.
-4. Short episodes are written and reported together: those that end within `REPORT_DELAY_SECONDS` of the last report.
+4. Short episodes are written and reported together: those that end within a moment (`reports`).
 5. In a vector the `where` of a context is empty while another slot has its turn.
 6. User code that hangs ends the whole process: `in_process.InProcess` watches the `ExecutionContext` of each worker.
 """
@@ -61,8 +61,6 @@ if TYPE_CHECKING:
     from governor.messages import EpisodeOutcome, Made
 
 UNACKNOWLEDGED: Final = 256
-REPORT_DELAY_SECONDS: Final = 0.1
-"""A write and a report cost as much as a hundred steps: at a third of this delay episodes of 22 steps took a tenth longer."""
 PATIENCE_SECONDS: Final = 0.005
 """For a report: a governor that is slow costs a twentieth of the time, not all of it."""
 CLOSE_SECONDS: Final = 5.0
@@ -119,9 +117,7 @@ class LocalEpisodeWorker:
         self._agent = agent
         self._made = made
         self._user_context = user_context
-        self.reports = EpisodeReports(
-            simulation, linger=REPORT_DELAY_SECONDS, most=UNACKNOWLEDGED, patience=PATIENCE_SECONDS
-        )
+        self.reports = EpisodeReports(simulation, most=UNACKNOWLEDGED, patience=PATIENCE_SECONDS)
 
     def play_all(self) -> None:
         """Plays until no episode is left. Raises ConductorError for what cannot be built, WrittenOff, OSError."""

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from governor import logs
 from governor.episodes.info import InfoFigures, columns_of
-from governor.episodes.records.reports import LINGER_SECONDS
 from governor.episodes.remote import control, wire
 from governor.episodes.remote.episode_attempt import EpisodeAttempt, WorkerSlot
 from governor.episodes.remote.request_channel import Interrupted, Overdue, PeerLost
@@ -59,8 +58,8 @@ class RoundLost(Exception):
 class EpisodeWorker(RemoteWorker):
     """A `RemoteWorker` with a slot for each of its environments; `_attempts` are in the order in which the agent acts."""
 
-    def __init__(self, simulation: Simulation, number: int, *, linger: float = LINGER_SECONDS) -> None:
-        super().__init__(simulation, number, linger=linger)
+    def __init__(self, simulation: Simulation, number: int) -> None:
+        super().__init__(simulation, number)
         command = simulation.command
         self._first_slot = number * command.vector
         self._slots = [WorkerSlot(self._first_slot + offset) for offset in range(command.vector)]

@@ -13,7 +13,6 @@ from collections import deque
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from governor.episodes.records.reports import LINGER_SECONDS
 from governor.episodes.remote import wire
 from governor.episodes.remote.episode_worker import EpisodeWorker
 from governor.episodes.rules.evaluation import number_of
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
 class SingleWorker(EpisodeWorker):
     """Its episodes cross one step a message, because a vector of one costs half as much again."""
 
-    def __init__(self, simulation: Simulation, number: int, *, linger: float = LINGER_SECONDS) -> None:
-        super().__init__(simulation, number, linger=linger)
+    def __init__(self, simulation: Simulation, number: int) -> None:
+        super().__init__(simulation, number)
         self._finishes: deque[int] = deque()
         """Of the episodes that the agent of this session has learned to their end: which of all reports they are."""
         self._finishes_settled = 0

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from governor import logs
 from governor.episodes.players.assignment import SeveralPlayers
-from governor.episodes.records.reports import LINGER_SECONDS, EpisodeReports
+from governor.episodes.records.reports import EpisodeReports
 from governor.episodes.remote import control, wire
 from governor.episodes.remote.request_channel import Interrupted, Overdue, PeerLost, RequestChannel
 from governor.episodes.restoring.so_far import PhaseSoFar, obstacle_of
@@ -80,7 +80,7 @@ def run(worker: RemoteWorker) -> None:
 class RemoteWorker(ABC):
     """Its channels to an environment and to the agent, and what it asks their conductors."""
 
-    def __init__(self, simulation: Simulation, number: int, *, linger: float = LINGER_SECONDS) -> None:
+    def __init__(self, simulation: Simulation, number: int) -> None:
         command = simulation.command
         self.simulation = simulation
         self.number = number
@@ -97,7 +97,7 @@ class RemoteWorker(ABC):
         """Agents that want to know how episodes ended."""
         self._ended: dict[str, list[wire.EndedEpisode]] = {}
         """By agent: those of which it has not been told."""
-        self._reports = EpisodeReports(simulation, linger=linger)
+        self._reports = EpisodeReports(simulation)
         self._environment_service = control.environment_service(simulation.spec.uid, command.environment)
 
     @abstractmethod

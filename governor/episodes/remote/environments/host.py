@@ -219,7 +219,13 @@ class EnvironmentHost(ThreadHost):
         if masked:
             self._reads = [reader.read for reader in self._masks]
         self._steppers = [
-            stepper(environment, self._observed, copied=self._copied, read=with_info(read) if whole else read)
+            stepper(
+                environment,
+                self._observed,
+                copied=self._copied,
+                read=with_info(read) if whole else read,
+                of=self.observation_space,
+            )
             for environment, read in zip(self._environments, self._reads, strict=True)
         ]
         if masked:

@@ -14,9 +14,9 @@ ALONE = pytest.mark.parametrize("transport", ["conductors", "in_process"])
 
 @pytest.fixture
 def one_by_one(monkeypatch):
-    """In process each episode is reported, and its acknowledgement heard, before the next one; else they are many ahead."""
+    """Each episode is reported, and in process its acknowledgement heard, before the next one; else they are many ahead."""
     monkeypatch.setattr("governor.episodes.local.stepping.UNACKNOWLEDGED", 0)
-    monkeypatch.setattr("governor.episodes.local.stepping.REPORT_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr("governor.episodes.records.reports.LINGER_SECONDS", 0.0)
 
 
 @EACH

@@ -8,7 +8,7 @@ from importlib import import_module
 import msgspec
 import pytest
 
-from governor.episodes.local import stepping
+from governor.episodes.records import reports
 from governor.episodes.records.episode_file import EpisodeFile
 from governor.episodes.rules import condition_objects, user_conditions
 from governor.messages import Checkpoint, EpisodeEnded, EpisodeRecord, Evaluate, FlowReport, Plateau, Until
@@ -171,7 +171,7 @@ async def test_an_answer_after_the_last_episode_delays_nothing(harness, transpor
 async def test_episodes_of_one_worker_share_a_write_and_what_follows_from_one_comes_after_it(
     harness, monkeypatch
 ):
-    monkeypatch.setattr(stepping, "REPORT_DELAY_SECONDS", 1000.0)
+    monkeypatch.setattr(reports, "LINGER_SECONDS", 1000.0)
     written = []
     append = EpisodeFile.append
 
