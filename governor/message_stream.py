@@ -22,8 +22,7 @@ T = TypeVar("T")
 
 LENGTH: Final = struct.Struct("<I")
 MAX_MESSAGE_BYTES: Final = 1 << 30
-READ_BYTES: Final = 1 << 16
-"""A buffer of 128 KiB or more is mapped and unmapped for each read: 20 µs instead of 2.4."""
+READ_BYTES: Final = 1 << 18
 
 
 class StreamClosed(ConnectionError):

@@ -6,8 +6,8 @@ Rules:
    phase does not end with it: a long episode never waits.
 3. At most `most` reports are unacknowledged: their episodes are played again when this process exits.
 4. A worker that shares the interpreter with the event loop waits up to `patience` seconds for the acknowledgement. The loop needs the
-   interpreter some twenty times for a report, and a worker whose numpy or torch gives it up in each step takes it back before the
-   other thread is awake: without the wait both fight for it most of the time, at a third of the worker's speed.
+   interpreter some twenty times for a report, and a worker whose numpy or torch gives it up in each step wakes the loop's thread each
+   time, and has it back before that one runs: both contend for it most of the time, which took a fifth of the steps.
 """
 
 from __future__ import annotations

@@ -1,10 +1,15 @@
 """Episodes that end within a moment share a write and a report."""
 
 import asyncio
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
 
 from governor.episodes import trajectories
 from governor.episodes.records.recording import StepRecorder
-from governor.messages import EpisodeEnded, PartEndedReport, Until
+from governor.episodes.records.reports import EpisodeReports
+from governor.messages import Acknowledged, EpisodeEnded, EpisodeRecord, PartEndedReport, Until
 from tests.support.full_disk import full_beyond
 from tests.support.in_process_commands import episodes, outcomes
 
@@ -47,3 +52,49 @@ async def test_a_write_that_fails_fails_all_that_were_in_it_and_what_is_reported
     assert {r.reason for r in records if r.outcome == "failed"} == {
         "cannot record its steps: OSError: [Errno 27] File too large"
     }
+
+
+class Sink:
+    """Its reports are acknowledged by the test."""
+
+    def __init__(self):
+        self.reported = []
+        self.has_reported = threading.Event()
+
+    def may_end(self, record):
+        return False
+
+    def ended(self, *records):
+        self.reported.append(Future())
+        self.has_reported.set()
+        return self.reported[-1]
+
+
+def record(index):
+    return EpisodeRecord(
+        index=index, worker=0, outcome="terminated", value=1.0, steps=5, seconds=0.1, seed=index
+    )
+
+
+@pytest.mark.parametrize("patience", [0.0, 60.0])
+def test_with_patience_a_worker_waits_until_its_report_is_acknowledged(patience):
+    sink = Sink()
+    reports = EpisodeReports(sink, patience=patience)
+    with ThreadPoolExecutor(1) as worker:
+        added = worker.submit(reports.add, record(0), None)
+        if patience:
+            assert sink.has_reported.wait(30)
+            with pytest.raises(TimeoutError):
+                added.result(0.2)
+            sink.reported[0].set_result(Acknowledged())
+        added.result(30)
+        assert reports.settled == (1 if patience else 0)
+
+
+def test_a_worker_goes_on_when_its_patience_ends():
+    sink = Sink()
+    reports = EpisodeReports(sink, patience=0.01)
+    reports.add(record(0), None)
+    assert (reports.settled, len(sink.reported)) == (0, 1)
+    sink.reported[0].set_result(Acknowledged())
+    assert reports.settled == 1
