@@ -1,8 +1,8 @@
 """What an environment returns, for a loop that calls it directly: five values, each checked, the observation with its encoding.
 
 `stepper` looks at an array of one dimension, the observation of most environments, itself: a call and a sum of its numbers would take
-longer than all of its other checks. A NaN of 32 or 64 bits has a byte 127 or 255 (its sign, and the first bits of its exponent), so
-an array without either holds none; any other takes the way of `Observer`, which decides.
+longer than all of its other checks. The last byte of a NaN of 32 or 64 bits is 127 or 255 (its sign, and the first bits of its exponent),
+so an array without such a number holds none; any other takes the way of `Observer`, which decides.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def stepper(
     a row of an info. `of` is the space that `observed` is for, where steps should take the short way.
     """
     step, ndarray = environment.step, np.ndarray
-    dtype, size = _row(of)
+    dtype, size, width = _row(of)
+    last = width - 1
 
     def checked_step(action: Any) -> tuple[Any, Any, float, bool, bool, Any]:
         returned = step(action if copied is None else copied(action))
@@ -64,8 +65,8 @@ def stepper(
             value.__class__ is ndarray
             and value.dtype is dtype
             and value.ndim == 1
-            and not (127 in (kept := value.tobytes()) or 255 in kept)
-            and len(kept) == size
+            and len(kept := value.tobytes()) == size
+            and not (127 in (exponents := kept[last::width]) or 255 in exponents)
         ):
             observation = value.copy()
         else:
@@ -82,13 +83,15 @@ def stepper(
     return checked_step
 
 
-def _row(spec: SpaceSpec | None) -> tuple[np.dtype[Any] | None, int]:
-    """Of arrays that have one dimension and floats of 32 or 64 bits: their dtype, and bytes in all; others have no dtype here."""
+def _row(spec: SpaceSpec | None) -> tuple[np.dtype[Any] | None, int, int]:
+    """Of arrays that have one dimension and floats of 32 or 64 bits, little-endian: their dtype, bytes in all and of a number; others
+    have no dtype here.
+    """
     if spec is not None and is_array(spec):
         dtype, shape = storage(spec)
-        if len(shape) == 1 and dtype.char in "fd":
-            return dtype, dtype.itemsize * shape[0]
-    return None, 0
+        if len(shape) == 1 and dtype.char in "fd" and dtype.newbyteorder("<") == dtype:
+            return dtype, dtype.itemsize * shape[0], dtype.itemsize
+    return None, 0, 1
 
 
 def finite_reward(value: Any) -> float:
