@@ -2,7 +2,7 @@
 those of Stable-Baselines3, where it is installed.
 
 Ours is the controller's whole way: values looked at, episodes written and reported to a governor in another process, the
-state of an agent that learns saved. Takes about 60 s: `python benchmarks/bench_in_process.py [seconds for each side of each row]`.
+state of an agent that learns saved. Takes about five minutes: `python benchmarks/bench_in_process.py [seconds for each side of each row]`.
 
 Sides take turns within a row, and the ratio is the median of the turns' ratios.
 """

@@ -7,7 +7,8 @@ Rules:
 3. At most `most` reports are unacknowledged: their episodes are played again when this process exits.
 4. A worker that shares the interpreter with the event loop waits up to `patience` seconds for the acknowledgement. The loop needs the
    interpreter some twenty times for a report, and a worker whose numpy or torch gives it up in each step wakes the loop's thread each
-   time, and has it back before that one runs: both contend for it most of the time, which took a fifth of the steps.
+   time, and has it back before that one runs: both contend for it most of the time, which took a fifth of the steps. Reports that are
+   sent earlier, since the phase may end with them, are not waited for.
 """
 
 from __future__ import annotations
@@ -50,13 +51,7 @@ class Recorder(Protocol):
 class EpisodeReports:
     """The reports of one worker, for its thread."""
 
-    def __init__(
-        self,
-        sink: EpisodeSink,
-        *,
-        most: int = UNACKNOWLEDGED,
-        patience: float = 0.0,
-    ) -> None:
+    def __init__(self, sink: EpisodeSink, *, most: int = UNACKNOWLEDGED, patience: float = 0.0) -> None:
         self._sink = sink
         self._patience = patience
         self._most = most
@@ -87,9 +82,10 @@ class EpisodeReports:
     def send(self) -> None:
         """Sends all pending reports."""
         if self._pending:
+            is_due = monotonic() >= self._due
             reported = self.write_and_report()
             self._unacknowledged.append((reported, self.added))
-            if self._patience:
+            if self._patience and is_due:
                 wait([reported], self._patience)
             self._due = monotonic() + LINGER_SECONDS
         while len(self._unacknowledged) > self._most:

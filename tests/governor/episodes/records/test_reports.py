@@ -98,3 +98,22 @@ def test_a_worker_goes_on_when_its_patience_ends():
     assert (reports.settled, len(sink.reported)) == (0, 1)
     sink.reported[0].set_result(Acknowledged())
     assert reports.settled == 1
+
+
+def test_a_report_that_is_sent_early_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr("governor.episodes.records.reports.LINGER_SECONDS", 1000.0)
+    sink = Sink()
+    reports = EpisodeReports(sink, patience=3600.0)
+    with ThreadPoolExecutor(1) as worker:
+        first = worker.submit(reports.add, record(0), None)
+        assert sink.has_reported.wait(30)
+        sink.reported[0].set_result(Acknowledged())
+        first.result(30)
+        sink.has_reported.clear()
+        reports.add(record(1), None)
+        second = worker.submit(reports.send)
+        assert sink.has_reported.wait(30)
+        try:
+            second.result(30)
+        finally:
+            sink.reported[1].set_result(Acknowledged())
