@@ -382,10 +382,16 @@ def _copy(plain: Any) -> Any:
 def _reason_of(error: BaseException, *, cancelled: bool) -> Reason:
     """As `failures.reason_of`; for SystemExit the code."""
     reason = reason_of(error, length=ERROR_LENGTH)
-    if isinstance(error, TaskCancelled) or (cancelled and type(error).__name__ == "CancelledError"):
+    if _is_cancellation(error, cancelled=cancelled):
         return Reason("the task was cancelled", reason.traceback)
     if isinstance(error, SystemExit):
         with contextlib.suppress(BaseException):  # a code may be any object of user code
             called = f"the task called sys.exit({error.code!r})"[:ERROR_LENGTH]
             return Reason(utf8(called) + place_in(reason), reason.traceback)
     return reason
+
+
+def _is_cancellation(error: BaseException, *, cancelled: bool) -> bool:
+    if type(error) in (BaseExceptionGroup, ExceptionGroup):  # subclasses are user code
+        return all(_is_cancellation(each, cancelled=cancelled) for each in error.exceptions)  # type: ignore[attr-defined]
+    return isinstance(error, TaskCancelled) or (cancelled and type(error).__name__ == "CancelledError")

@@ -34,6 +34,7 @@ LOST_SECONDS: Final = 1.0
 """For the agent of a node whose raylet is gone: the machine and its processes may still run."""
 SIGNAL_AGAIN_SECONDS: Final = (0.002, 0.1)
 """Between two signals for a cancellation that a runner has not read: at first, and at most; doubles each time."""
+SURELY_EMPTY: Final = 5
 
 _THREADS: Final = ThreadPoolExecutor(max_workers=4, thread_name_prefix="kill")
 
@@ -87,11 +88,13 @@ class _ConnectedProcess(ABC):
         """Whether the runner had not read its cancel pipe, and was signalled."""
 
     async def _signal_until_read(self) -> None:
+        """Until its pipe was found empty several times in a row: it may take a ticket out and put it back."""
         pause, longest = SIGNAL_AGAIN_SECONDS
-        await asyncio.sleep(pause)
-        while await self._signal_again():
-            pause = min(2 * pause, longest)
+        found_empty = 0
+        while found_empty < SURELY_EMPTY:
             await asyncio.sleep(pause)
+            found_empty = 0 if await self._signal_again() else found_empty + 1
+            pause = min(2 * pause, longest)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -48,6 +48,12 @@ async def block_async():
     time.sleep(60)  # noqa: ASYNC251  # the deed itself
 
 
+async def block_in_a_group():
+    async with asyncio.TaskGroup() as group:
+        group.create_task(block_async())
+        group.create_task(sleep_async())
+
+
 async def spin_in_a_child():
     async def child():
         while True:  # noqa: ASYNC110  # the deed itself
