@@ -66,7 +66,9 @@ class ContinueRequested(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkChangeRequested(Event):
-    """Command: an `episode`, by its index, or a `task`, by its id, of this phase is to end as `cancelled`, or to be done again."""
+    """Command: an `episode`, by its index, or a `task`, by its id, or one run of it (``fit[2]``), of this phase is to end as `cancelled`, or
+    to be done again.
+    """
 
     kind: ClassVar[str] = "run.work_change_requested"
     change: WorkChange

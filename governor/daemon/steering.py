@@ -21,7 +21,7 @@ from governor.daemon.damage import UNREADABLE, damage_in
 from governor.daemon.recovery import LEAVING
 from governor.episodes.rules.evaluation import planned_episodes
 from governor.errors import AlreadyEnded, TryAgain, UsageError
-from governor.messages import Changed, Done, RunChanged
+from governor.messages import Changed, Done, RunChanged, task_and_run
 from governor.run_file.load import parse
 from governor.runs.assignment import Assignment, Waiting
 from governor.runs.record.result import figures_of, record_result, result_of_damaged
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from governor.journal.runs_table import RunLine, RunRow
     from governor.journal.tables import Transaction
     from governor.messages import Abort, ChangeRun, ChangeWork, Continue, Pause, RunResult, ValueChange
-    from governor.run_file.phase_model import Phase
+    from governor.run_file.phase_model import Phase, TaskSection
     from governor.runs.active_run import RunContext
     from states import State
 
@@ -195,9 +195,14 @@ class Steering:
     def _is_unended(self, uid: str, index: int, asked: ChangeWork, phase: Phase) -> bool:
         """Whether it has not ended, and is not cancelled by an earlier request. Blocks."""
         if asked.task is not None:
+            name, run = task_and_run(asked.task)
             cancelled: Container[Any] = cancellations(self._journal, uid, index, "task")
-            [task] = [task for task in phase.tasks if task.id == asked.task]
-            return asked.task not in cancelled and self._journal.runs_ended(uid, index, task.id) < task.repeat
+            if asked.task in cancelled or name in cancelled:
+                return False
+            if run is not None:
+                return not self._journal.has_run_ended(uid, index, name, run)
+            [task] = [task for task in phase.tasks if task.id == name]
+            return self._journal.runs_ended(uid, index, name) < task.repeat
         assignment = Assignment.of(self._queries.find_row(uid), Waiting(uid=uid))
         ended = figures_of(self._journal, assignment, index).ended
         return (
@@ -342,11 +347,14 @@ def require_work(asked: ChangeWork, phase: Phase) -> None:
     if asked.phase not in {None, phase.name}:
         raise TryAgain(f"phase {asked.phase!r} is not at work, but {phase.name!r}")
     if asked.task is not None:
-        known = [task.id for task in phase.tasks]
-        if asked.task not in known:
-            near = difflib.get_close_matches(asked.task, known, n=1)
+        name, run = task_and_run(asked.task)
+        known = {task.id: task for task in phase.tasks}
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UsageError(f"phase {phase.name!r} has no task {asked.task!r}{hint}")
+            raise UsageError(f"phase {phase.name!r} has no task {name!r}{hint}")
+        if run is not None:
+            _require_run(phase, known[name], run)
         return
     if phase.simulate is None:
         raise UsageError(f"phase {phase.name!r} has tasks alone, and no episodes")
@@ -354,6 +362,15 @@ def require_work(asked: ChangeWork, phase: Phase) -> None:
     if asked.episode is None or not 0 <= asked.episode < episodes:
         raise UsageError(
             f"phase {phase.name!r} has {episodes} episodes, numbered from 0: none is {asked.episode}"
+        )
+
+
+def _require_run(phase: Phase, task: TaskSection, run: int) -> None:
+    if run >= task.repeat:
+        raise UsageError(f"task {task.id!r} has {task.repeat} runs, numbered from 0: none is {run}")
+    if min(phase.max_repeat_per_runner or task.repeat, task.repeat) > 1:
+        raise UsageError(
+            f"a runner does several runs of task {task.id!r} in a row (max_repeat_per_runner), so that one can't be named: say {task.id}"
         )
 
 

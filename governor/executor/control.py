@@ -54,9 +54,9 @@ class Control(Connection):
         reason: str = "",
         dry_run: bool = False,
     ) -> Changed:
-        """Ends one episode, by its index, or one task, by its id, as ``cancelled``, whether or not it has begun; its phase goes on. `phase`:
-        the name of the phase at work, else it is refused. Raises NoSuchRun, AlreadyEnded, TryAgain when none such is at work, UsageError for
-        one that the phase does not have.
+        """Ends one episode, by its index, or one task, by its id, as ``cancelled``, whether or not it has begun; its phase goes on. `task` may
+        be one run of a task that repeats, as ``fit[2]``. `phase`: the name of the phase at work, else it is refused. Raises NoSuchRun,
+        AlreadyEnded, TryAgain when none such is at work, UsageError for one that the phase does not have.
         """
         asked = ChangeWork(uid, "cancel", phase, episode, task, reason, dry_run)
         return await self._ask(asked, Changed, source=uid)

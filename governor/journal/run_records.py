@@ -147,6 +147,10 @@ class RunRecords(RunsTable, GroupRecords, OutboxRecords):
         question = "SELECT count(*) FROM runs JOIN ended_tasks ON run = position WHERE uid = ? AND phase = ? AND task = ?"
         return int(self._value(question, uid, phase, task) or 0)
 
+    def has_run_ended(self, uid: str, phase: int, task: str, run: int) -> bool:
+        question = "SELECT 1 FROM runs JOIN ended_tasks ON run = position WHERE uid = ? AND phase = ? AND task = ? AND number = ?"
+        return self._value(question, uid, phase, task, run) is not None
+
     def tasks_ended(self, uid: str, phase: int) -> int:
         """The number of runs of tasks of a phase that have ended."""
         question = "SELECT count(*) FROM runs JOIN ended_tasks ON run = position WHERE uid = ? AND phase = ?"

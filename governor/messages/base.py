@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Final, Literal, TypeAlias
 
@@ -37,6 +38,12 @@ def run_service(uid: str) -> str:
 def conductor_service(uid: str, name: str, incarnation: int) -> str:
     """The service of one incarnation of the conductor `name` of run `uid`: its commands never reach its successor."""
     return f"conductor.{uid}.{name}.{incarnation}"
+
+
+def task_and_run(label: str) -> tuple[str, int | None]:
+    """The id and the number in ``fit[2]``, as tables name a run of a task that repeats; for another text that text, and None."""
+    found = re.fullmatch(r"([^\[\]]+)\[(0|[1-9][0-9]{0,17})\]", label)
+    return (label, None) if found is None else (found[1], int(found[2]))
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="type", gc=False):

@@ -345,7 +345,7 @@ class StartTasks(Message, frozen=True):
     `max_repeat_per_runner` runs of a task are executed by one runner in a row. Once `min_num` tasks have succeeded, or
     all but the part `over_rollout`, what is left has `wait_after_min` seconds. `grace` is seconds from the end of an
     attempt's time to its death. `failures`: None is no bound; of them `failed` have been, the last `failed_in_a_row` one after
-    the other. `cancelled` tasks end as that, with this reason.
+    the other. `cancelled` tasks and runs of them (``fit[2]``) end as that, with this reason.
     """
 
     phase: int

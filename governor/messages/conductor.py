@@ -275,7 +275,9 @@ class PausePartCommand(Message, frozen=True):
 
 
 class ChangeWorkCommand(Message, frozen=True):
-    """Cancel an `episode` or a `task` of this phase, or end what runs of it and do it again. What has ended stays so."""
+    """Cancel an `episode` or a `task` of this phase, or a run of it (``fit[2]``), or end what runs of it and do it again. What has ended
+    stays so.
+    """
 
     phase: int
     change: WorkChange

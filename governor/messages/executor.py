@@ -97,7 +97,7 @@ class Continue(Message, frozen=True):
 
 class ChangeWork(Message, frozen=True):
     """An `episode` or a `task` of the phase at work, which may be named, is to end as cancelled, or what runs of it to be done again.
-    Answered with `Changed`.
+    `task` may be one run of it, as ``fit[2]``. Answered with `Changed`.
     """
 
     uid: str

@@ -111,3 +111,45 @@ async def test_tasks_are_cancelled_and_done_again_also_over_the_death_of_the_dae
             "of_hangs": "upstream_failed",
         }
         assert (records["never", 0]["error"], records["hangs", 0]["error"]) == ("not today", "enough")
+
+
+async def test_one_run_of_a_task_is_cancelled_or_done_again(instance):
+    tasks = [
+        {"id": "read", "call": "user_code:where", "repeat": 2},
+        {"id": "fit", "call": "user_code:nap", "args": {"seconds": 600}, "repeat": 3},
+        {"id": "best", "call": "user_code:nap", "args": {"seconds": 0}, "depends_on": ["fit"]},
+    ]
+    made = {"name": "fits", "phases": [{"name": "fits", "tasks": tasks, "grace": "1s"}]}
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(made, folder=instance.folder)
+        for run in (0, 1):
+            await tree.until(uid, "task.started", task="fit", run=run)
+        with pytest.raises(UsageError, match="task 'fit' has 3 runs, numbered from 0: none is 3"):
+            await tree.executor.cancel(uid, task="fit[3]")
+        assert not (await tree.executor.cancel(uid, task="read[1]")).changed
+        assert not (await tree.executor.requeue(uid, task="read[0]")).changed
+        assert (await tree.executor.cancel(uid, task="fit[2]", reason="two are enough")).changed
+        assert not (await tree.executor.cancel(uid, task="fit[2]")).changed
+        assert (await tree.executor.requeue(uid, task="fit[0]", reason="a bad node")).changed
+        ended = await tree.until(uid, "task.attempt_ended", task="fit")
+        assert (ended.data["run"], ended.data["outcome"]) == (0, "cancelled")
+        await tree.until(uid, "task.started", task="fit", run=0, attempt=2)
+        last = [e.seq async for e in tree.executor.watch(uid, follow=False)][-1]
+        tree.daemon.kill()
+        await tree.gone()
+    async with instance.serve() as tree:
+        async with asyncio.timeout(40), contextlib.aclosing(tree.executor.watch(uid, after=last)) as events:
+            await anext(e async for e in events if e.kind == "task.started")
+        assert not (await tree.executor.cancel(uid, task="fit[2]")).changed
+        assert (await tree.executor.cancel(uid, task="fit[0]", reason="enough of 0")).changed
+        assert (await tree.executor.cancel(uid, task="fit", reason="enough of 1")).changed
+        assert not (await tree.executor.cancel(uid, task="fit[1]")).changed
+        events, result = await tree.end(uid)
+        assert result.outcome == "finished", result.reason
+        records = [e.data["record"] for e in events if e.kind == "task.ended"]
+        assert {(each["task"], each["run"]): (each["outcome"], each["error"]) for each in records} == {
+            **{("fit", run): ("cancelled", f"enough of {run}") for run in range(2)},
+            **{("read", run): ("succeeded", "") for run in range(2)},
+            ("fit", 2): ("cancelled", "two are enough"),
+            ("best", 0): ("upstream_failed", 'task "fit" did not succeed'),
+        }

@@ -25,7 +25,14 @@ from governor.episodes.rules.failures import FailureBounds
 from governor.errors import ConductorError, JournalError
 from governor.failures import traceback_of
 from governor.journal.readers import values_of_tasks
-from governor.messages import PartEndedReport, TaskAttemptEnded, TaskEnded, TaskReported, TaskStarted
+from governor.messages import (
+    PartEndedReport,
+    TaskAttemptEnded,
+    TaskEnded,
+    TaskReported,
+    TaskStarted,
+    task_and_run,
+)
 from governor.tasks.errors import GraphError
 from governor.tasks.ports import BatchListener
 from governor.tasks.protocol.wire import Input
@@ -161,9 +168,10 @@ class PhaseTasks(BatchListener):
         self._engine.cancel(self.phase, reason=reason or "the phase was stopped")
 
     def change(self, task: str, *, again: bool, reason: str) -> None:
-        """Cancels a task, or ends what runs of it and does it again. It may be called before `begin`."""
+        """Cancels a task, or a run of it (``fit[2]``), or ends what runs of it and does it again. It may be called before `begin`."""
         if self._has_begun:
-            self._engine.change_task(TaskChanged(monotonic(), self.phase, task, reason, again))
+            name, run = task_and_run(task)
+            self._engine.change_task(TaskChanged(monotonic(), self.phase, name, reason, again, run))
         elif not again:
             self._changed[task] = reason
 

@@ -159,16 +159,19 @@ class Batch:
         """What is to be queued of a ready task; None if all of its runs have ended."""
         if node.withdrawn:
             return None
-        repeat = node.spec.repeat
         lane = (-node.spec.priority, self.spec.rank, node.spec.is_eval, self.order)
-        if repeat == 1:
+        if node.spec.repeat == 1:
             return SubTask(node, (0,), 1, lane) if node.left else None
-        size = min(self.spec.split or repeat, repeat)
+        size = self.runs_of_attempt(node)
         count = node.left if size == 1 else node.unended_parts(size)
         if not count:
             return None
         fresh = FreshRuns(node, lane, size, count)
         return fresh.next() if count == 1 else fresh
+
+    def runs_of_attempt(self, node: TaskNode) -> int:
+        """How many runs of a task one runner executes in a row, at most."""
+        return min(self.spec.split or node.spec.repeat, node.spec.repeat)
 
     def _enter(self, node: TaskNode, record: TaskRecord) -> None:
         node.end(record.run)

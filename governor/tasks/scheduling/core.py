@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from governor.tasks.api import BatchId
+    from governor.tasks.scheduling.runner_slots import Job, RunnerSlot
 
 
 class Core:
@@ -159,27 +160,38 @@ class Core:
         node = None if batch is None else batch.nodes.get(event.task)
         if batch is None or node is None:
             return
-        for slot, job in [each for each in batch.at_work.values() if each[1].subtask.node is node]:
-            is_first = job is slot.jobs[0]
-            if not event.again:
-                job.subtask.withdrawn = event.reason
-            elif slot.state == "working" and is_first and job.run is not None:
-                job.subtask.granted += 1
-            else:
-                continue  # it has not begun, or is ended already
-            if slot.state == "working" and is_first:
-                seconds = job.elapsed(self.outcomes.now)
-                ended = Termination(
-                    "cancelled", event.reason, retry=event.again, granted=event.again, seconds=seconds
-                )
-                self.attempts.terminate(slot, ended)
-            elif slot.state == "working":
-                self.attempts.revoke(slot)
-        if not event.again:
-            for subtask in batch.closing:
-                if subtask.node is node:
-                    subtask.withdrawn = event.reason
+        if event.run is not None and not (event.run < node.spec.repeat and batch.runs_of_attempt(node) == 1):
+            return  # another value of `repeat` or `max_repeat_per_runner` counts by now
+        for slot, job in [each for each in batch.at_work.values() if each[1].subtask.has(node, event.run)]:
+            self._attempt_changed(slot, job, event)
+        if event.again:
+            return
+        for subtask in batch.closing:
+            if subtask.has(node, event.run):
+                subtask.withdrawn = subtask.withdrawn or event.reason
+        if event.run is None:
             self.outcomes.cancel_task(node, event.reason)
+        else:
+            self.outcomes.cancel_run(node, event.run, event.reason)
+
+    def _attempt_changed(self, slot: RunnerSlot, job: Job, event: TaskChanged) -> None:
+        is_first = job is slot.jobs[0]
+        if not event.again:
+            job.subtask.withdrawn = job.subtask.withdrawn or event.reason
+            if job.termination is not None and job.termination.granted:
+                job.termination = job.termination._replace(error=event.reason)
+        elif slot.state == "working" and is_first and job.run is not None:
+            job.subtask.granted += 1
+        else:
+            return  # it has not begun, or is ended already
+        if slot.state == "working" and is_first:
+            seconds = job.elapsed(self.outcomes.now)
+            ended = Termination(
+                "cancelled", event.reason, retry=event.again, granted=event.again, seconds=seconds
+            )
+            self.attempts.terminate(slot, ended)
+        elif slot.state == "working":
+            self.attempts.revoke(slot)
 
     def _minimum_reached(self, batch: Batch) -> None:
         """`min_num` tasks have succeeded: the others have `wait_after_min` seconds left."""

@@ -128,12 +128,15 @@ class Cancelled(SchedulerEvent, frozen=True):
 
 
 class TaskChanged(SchedulerEvent, frozen=True):
-    """A task is to end as `cancelled`; or, with `again`, its attempts on runners are to end, and to be repeated beyond its retries."""
+    """A task is to end as `cancelled`; or, with `again`, its attempts on runners are to end, and to be repeated beyond its retries.
+    `run`: this run of it alone, where an attempt is one run.
+    """
 
     batch: BatchId
     task: str
     reason: str
     again: bool = False
+    run: int | None = None
 
 
 class TaskLimitsChanged(SchedulerEvent, frozen=True):

@@ -198,6 +198,15 @@ class Outcomes:
         self._ready.drop_task(node)
         self._follow(node.batch, node.batch.cancel_task(node, error))
 
+    def cancel_run(self, node: TaskNode, run: int, error: str) -> None:
+        """Cancels a run that is an attempt alone, if it is on no runner."""
+        batch = node.batch
+        others = (*batch.closing, *(job.subtask for _, job in batch.at_work.values()))
+        if node.ended(run) or any(each.has(node, run) for each in others):
+            return
+        self._ready.drop_run(node, run)
+        self._record(node, TaskRecord(task=node.spec.id, run=run, outcome="cancelled", error=error))
+
     def _cancel_missing(self, subtask: SubTask, *, attempts: int) -> None:
         cancelled = Termination("cancelled", subtask.withdrawn)
         self._each_missing(subtask, lambda run: self._end(subtask, run, cancelled, attempts=attempts))

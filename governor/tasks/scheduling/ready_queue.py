@@ -206,6 +206,25 @@ class ReadyQueue:
                 lanes.close(key)
         self._pin_served(queue, lanes)
 
+    def drop_run(self, node: TaskNode, run: int) -> None:
+        """Removes the sub-task of a run without an outcome, where each run of its task has one of its own."""
+        pin = node.batch.spec.pin
+        queue = node.shape if pin is None else pin
+        lanes = self._queues[queue]
+        for key in [key for key in lanes.order if key[3] == node.batch.order]:
+            lane = lanes.by_key[key]
+            for entry in lane:
+                if entry.has(node, run):
+                    lanes.count -= 1
+                    if isinstance(entry, FreshRuns) and entry.count > 1:
+                        entry.count -= 1
+                    else:
+                        lane.remove(entry)
+                    break
+            if not lane:
+                lanes.close(key)
+        self._pin_served(queue, lanes)
+
     def _pin_served(self, queue: Shape | int, lanes: _Lanes) -> None:
         if not lanes.count and isinstance(queue, int):
             self._pins.discard(queue)

@@ -158,6 +158,10 @@ class SubTask(msgspec.Struct, eq=False):
         if self.node.batch.spec.budget is not None:
             self.spent = self.node.batch.spec.budget - self.left(now)
 
+    def has(self, node: TaskNode, run: int | None = None) -> bool:
+        """Whether it is of this task, and has this run of it."""
+        return self.node is node and (run is None or run in self.runs)
+
     @property
     def missing(self) -> tuple[int, ...]:
         """The runs without an outcome. Takes as long as the last attempt has runs."""
@@ -180,6 +184,10 @@ class FreshRuns(msgspec.Struct, eq=False):
     count: int
     base: int = 0
     ready_at: float = 0.0
+
+    def has(self, node: TaskNode, run: int) -> bool:
+        """As of `SubTask`, for a run without an outcome."""
+        return self.node is node and run >= self.base
 
     def next(self) -> SubTask:
         """The next of the `count` sub-tasks."""

@@ -99,8 +99,8 @@ class Driver:
     def cancel(self, now, reason="enough", **fields):
         return self.on(Cancelled(now, "b", reason, **fields))
 
-    def change(self, name, now, *, again=False):
-        return self.on(TaskChanged(now, "b", name, "by hand", again))
+    def change(self, name, now, *, again=False, run=None):
+        return self.on(TaskChanged(now, "b", name, "by hand", again, run))
 
     def change_limits(self, name, now, **limits):
         return self.on(TaskLimitsChanged(now, "b", task(name, **limits)))

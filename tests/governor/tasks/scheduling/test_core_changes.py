@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from governor.tasks.scheduling.events import AttemptEnded, BatchEnded, Dispatch, KillRunner
+import pytest
+
+from governor.tasks.scheduling.events import AttemptEnded, BatchEnded, Dispatch, KillRunner, TaskChanged
 from tests.support.tasks.core_world import Driver, task
 
 
@@ -74,6 +76,18 @@ def test_what_runs_of_a_task_is_done_again_beyond_its_retries():
     assert driver.records()["a", 0].outcome == "failed"  # the grant was for one attempt
 
 
+def test_what_is_cancelled_while_it_ends_to_be_done_again_has_the_later_reason():
+    driver = Driver(task("a"), slots=1, grace=2.0)
+    sent = driver.ready(0)
+    driver.begin(sent, 0.0)
+    driver.change("a", 1.0, again=True)
+    driver.on(TaskChanged(1.5, "b", "a", "for good"))
+    driver.tick(3.0)
+    driver.gone(0, 3.1)
+    assert driver.records()["a", 0].outcome == "cancelled"
+    assert driver.records()["a", 0].error == "for good"
+
+
 def test_a_grant_takes_no_retry_away():
     driver = Driver(task("a", retries=1), slots=1)
     sent = driver.ready(0)
@@ -94,6 +108,101 @@ def test_a_task_that_does_not_run_is_not_done_again():
     assert driver.change("b", 1.0, again=True) == []
     driver.end(sent, 2.0)
     assert driver.core.batches["b"].left == 1
+
+
+def runs(driver):
+    return {(name, run): record.outcome for (name, run), record in driver.records().items()}
+
+
+def test_one_run_of_a_task_is_cancelled_where_it_waits_and_the_others_go_on():
+    driver = Driver(task("a", repeat=4), task("b", "a"), slots=1, batch={"split": 1})
+    sent = driver.ready(0)
+    driver.begin(sent, 0.0)
+    driver.change("a", 1.0, run=2)
+    driver.change("a", 1.5, run=2)
+    assert runs(driver) == {("a", 2): "cancelled", ("b", 0): "upstream_failed"}
+    for at in (2.0, 3.0, 4.0):
+        more = driver.of(Dispatch, driver.do(sent, at))
+        sent = more[0] if more else None
+    assert sent is None
+    assert [run for (_, run), outcome in runs(driver).items() if outcome == "succeeded"] == [0, 1, 3]
+    assert driver.of(BatchEnded) == [BatchEnded("b", "tasks_done", 2, 'task "a" run 2 cancelled: by hand')]
+
+
+def test_one_run_of_a_task_is_cancelled_at_work_and_not_retried():
+    driver = Driver(task("a", repeat=2, retries=3), slots=2, batch={"split": 1})
+    first, second = driver.ready(0), driver.ready(1)
+    driver.begin(first, 0.0)
+    driver.begin(second, 0.0)
+    assert driver.of(KillRunner, driver.change("a", 1.0, run=1)) == [KillRunner(1, "by hand", is_idle=False)]
+    assert runs(driver) == {}
+    driver.gone(1, 1.1)
+    assert runs(driver) == {("a", 1): "cancelled"}
+    assert driver.records()["a", 1].attempts == 1
+    driver.end(first, 2.0)
+    assert runs(driver) == {("a", 1): "cancelled", ("a", 0): "succeeded"}
+
+
+def test_the_queue_has_no_place_left_for_a_run_that_was_cancelled():
+    driver = Driver(task("a", repeat=4, retries=1), slots=1, batch={"split": 1})
+    sent = driver.ready(0)
+    driver.change("a", 0.5, run=2)
+    [sent] = driver.of(Dispatch, driver.do(sent, 1.0))
+    [last] = driver.of(Dispatch, driver.do(sent, 2.0))
+    [again] = driver.of(Dispatch, driver.do(last, 3.0, error="it is bad"))
+    assert (again.attempts[0].runs, again.attempts[0].number) == ((3,), 2)
+    driver.do(again, 4.0)
+    assert runs(driver) == {("a", 2): "cancelled", **{("a", run): "succeeded" for run in (0, 1, 3)}}
+
+
+def test_one_run_of_a_task_is_done_again():
+    driver = Driver(task("a", repeat=2), slots=2, batch={"split": 1})
+    first, second = driver.ready(0), driver.ready(1)
+    driver.begin(first, 0.0)
+    driver.begin(second, 0.0)
+    assert driver.of(KillRunner, driver.change("a", 1.0, run=0, again=True)) == [
+        KillRunner(0, "by hand", is_idle=False)
+    ]
+    driver.gone(0, 1.1)
+    again = driver.ready(2, 2.0)
+    assert (again.attempts[0].runs, again.attempts[0].number) == ((0,), 2)
+
+
+def test_a_run_that_waits_for_its_retry_is_cancelled():
+    driver = Driver(task("a", repeat=2, retries=3), slots=1, batch={"split": 1})
+    sent = driver.ready(0)
+    [after] = driver.of(Dispatch, driver.do(sent, 1.0, error="it is bad"))
+    assert after.attempts[0].runs == (1,)
+    driver.change("a", 2.0, run=0)
+    assert not driver.of(Dispatch, driver.do(after, 3.0))
+    assert runs(driver) == {("a", 0): "cancelled", ("a", 1): "succeeded"}
+
+
+def test_a_blocked_run_is_cancelled():
+    driver = Driver(task("a"), task("b", "a", repeat=2), slots=1, batch={"split": 1})
+    sent = driver.ready(0)
+    driver.change("b", 0.5, run=0)
+    [after] = driver.of(Dispatch, driver.do(sent, 1.0))
+    assert (after.attempts[0].task.id, after.attempts[0].runs) == ("b", (1,))
+    driver.do(after, 2.0)
+    assert runs(driver) == {("b", 0): "cancelled", ("a", 0): "succeeded", ("b", 1): "succeeded"}
+
+
+@pytest.mark.parametrize("repeat", [1, 2])
+def test_a_run_that_a_task_does_not_have_any_more(repeat):
+    driver = Driver(task("a", repeat=repeat), slots=1, batch={"split": 1})
+    sent = driver.ready(0)
+    assert driver.change("a", 1.0, run=3) == []
+    for _ in range(repeat):
+        sent = next(iter(driver.of(Dispatch, driver.do(sent, 2.0))), None)
+    assert runs(driver) == {("a", run): "succeeded" for run in range(repeat)}
+
+
+def test_a_run_that_a_runner_does_in_a_row_with_others_stays():
+    driver = Driver(task("a", repeat=4), slots=1, batch={"split": 2})
+    driver.ready(0)
+    assert driver.change("a", 1.0, run=3) == []
+    assert runs(driver) == {}
 
 
 def test_a_running_attempt_gets_the_new_time_out_from_its_beginning():

@@ -101,13 +101,13 @@ class Story:
                 world.feed(BatchSubmitted(world.now, self.left.pop(0)))
             elif luck < 0.11 and world.core.batches:
                 self.cancel(self.choose.choice(list(world.core.batches)))
-            elif luck < 0.117 and world.core.batches:
+            elif luck < 0.12 and world.core.batches:
                 self.change(self.choose.choice(list(world.core.batches.values())).spec)
-            elif luck < 0.125:
+            elif luck < 0.128:
                 world.feed(Replaced(world.now, self.choose.randrange(2)))
-            elif luck < 0.13:
+            elif luck < 0.133:
                 world.feed(Resized(world.now, {(): self.choose.choice([1, 2, 3])}, {}))
-            elif luck < 0.135:
+            elif luck < 0.138:
                 self.pause(paused=not world.core.is_paused)
             elif not world.step() and not self.left:
                 break
@@ -119,12 +119,13 @@ class Story:
         self.world.feed(Cancelled(self.world.now, batch, "no more", gentle=self.choose.random() < 0.5))
 
     def change(self, spec):
-        """Cancels a task, or has it done again."""
+        """Cancels a task or one run of it, or has it done again."""
         if spec.tasks:
-            name, again = self.choose.choice(spec.tasks).id, self.choose.random() < 0.5
+            task, again = self.choose.choice(spec.tasks), self.choose.random() < 0.5
+            run = self.choose.choice([None, self.choose.randrange(task.repeat + 1)])
             self.cancelled |= set() if again else {spec.id}
-            self.world.granted[spec.id, name] += again
-            self.world.feed(TaskChanged(self.world.now, spec.id, name, "by hand", again))
+            self.world.granted[spec.id, task.id] += again
+            self.world.feed(TaskChanged(self.world.now, spec.id, task.id, "by hand", again, run))
 
     def pause(self, *, paused):
         core = self.world.core
