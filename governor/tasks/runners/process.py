@@ -35,6 +35,7 @@ LOST_SECONDS: Final = 1.0
 SIGNAL_AGAIN_SECONDS: Final = (0.002, 0.1)
 """Between two signals for a cancellation that a runner has not read: at first, and at most; doubles each time."""
 SURELY_EMPTY: Final = 5
+"""Looks at a pipe, 62 ms in all: a runner that Python has made ignore the exception puts the ticket back meanwhile."""
 
 _THREADS: Final = ThreadPoolExecutor(max_workers=4, thread_name_prefix="kill")
 
@@ -88,7 +89,7 @@ class _ConnectedProcess(ABC):
         """Whether the runner had not read its cancel pipe, and was signalled."""
 
     async def _signal_until_read(self) -> None:
-        """Until its pipe was found empty several times in a row: it may take a ticket out and put it back."""
+        """Until its pipe was found empty `SURELY_EMPTY` times in a row."""
         pause, longest = SIGNAL_AGAIN_SECONDS
         found_empty = 0
         while found_empty < SURELY_EMPTY:

@@ -22,8 +22,6 @@ from governor.tasks.runners.process import SIGNAL_AGAIN_SECONDS
 
 INSTRUCTIONS = 5000
 """Of which a task is interrupted at each: an event loop has come round several times."""
-
-
 SECONDS = 20.0
 """For a task that goes on."""
 
