@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from governor.tasks.api import TaskCancelled
 from governor.tasks.protocol.ticket_pipe import CANCEL_SIGNAL, MOST, TICKET
@@ -88,6 +88,8 @@ class Cancellation:
         if self._is_handling:
             return
         self._is_handling = True
+        while frame is not None and frame.f_code is _HANDLER:  # another signal, before the flag was set
+            frame = frame.f_back
         try:
             data = os.read(self._read, MOST * TICKET.size)
             self._asked = frozenset(ticket for (ticket,) in TICKET.iter_unpack(data))
@@ -125,3 +127,6 @@ class Cancellation:
         """The driver sends the signal again while the pipe is not empty."""
         with suppress(OSError):  # full of other requests, of which each sees to the signal
             os.write(self.pipe, TICKET.pack(self.ticket))
+
+
+_HANDLER: Final = Cancellation._on_signal.__code__  # noqa: SLF001  # our own

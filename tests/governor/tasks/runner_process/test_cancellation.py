@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import weakref
+from types import SimpleNamespace
 
 import pytest
 
@@ -101,7 +102,7 @@ async def many_tasks():
         await asyncio.create_task(asyncio.sleep(0))
 
 
-def interrupted(cancellation, task, at):
+def interrupted(cancellation, task, at, *, seen_by_handler=lambda frame: frame):
     """What the task raises when a signal comes before its instruction number `at`, and again as the driver sends it."""
     gc.collect()  # asyncio logs what is left of tasks that were interrupted before, and takes any exception then
     counted, end = itertools.count(1), time.monotonic() + SECONDS
@@ -109,20 +110,24 @@ def interrupted(cancellation, task, at):
     def again(number, frame):
         if time.monotonic() > end:
             raise GoesOn
+        while frame.f_code in handlers:  # a signal may come during the one before
+            frame = frame.f_back
         cancellation._on_signal(number, frame)
 
     def instruction(frame, event, _):
         if event == "opcode" and next(counted) == at:
             sys.settrace(None)
             os.write(cancellation.pipe, TICKET.pack(at))
+            seen = seen_by_handler(frame)
             signal.setitimer(signal.ITIMER_REAL, *2 * SIGNAL_AGAIN_SECONDS[:1])
-            cancellation._on_signal(0, frame)
+            cancellation._on_signal(0, seen)
         return instruction
 
     def call(frame, event, _):
         frame.f_trace_opcodes = True
         return instruction
 
+    handlers = {each.__code__ for each in (again, instruction, Cancellation._on_signal)}
     signal.signal(signal.SIGALRM, again)
     cancellation.enter(at)
     sys.settrace(call)
@@ -145,6 +150,22 @@ def interrupted(cancellation, task, at):
 def test_at_any_instruction(cancellation, task, every):
     for at in range(1, INSTRUCTIONS, every):
         error = interrupted(cancellation, task, at)
+        assert _is_cancellation(error, cancelled=True), f"instruction {at}: {error!r}"
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize("task", [gathered, grouped, in_time, many_tasks])
+def test_while_the_handler_begins(cancellation, task):
+    """Two signals in a row: Python gives the frame of the first handler to the second one."""
+
+    def handler(interrupted):
+        return SimpleNamespace(
+            f_code=Cancellation._on_signal.__code__, f_back=interrupted, f_globals=vars(module)
+        )
+
+    module = sys.modules[Cancellation.__module__]
+    for at in range(1, INSTRUCTIONS, 47):
+        error = interrupted(cancellation, task, at, seen_by_handler=handler)
         assert _is_cancellation(error, cancelled=True), f"instruction {at}: {error!r}"
 
 
