@@ -33,7 +33,6 @@ _brief: Final = reprlib.Repr()
 _brief.maxother = _brief.maxstring = 200
 _INSTALLED: Final = ("stdlib", "platstdlib", "purelib", "platlib")
 """Folders of `sysconfig`; its ``data`` is the whole virtual environment, which may hold a user's code."""
-_OF_LOOPS: Final = ("asyncio", "selectors")
 _coroutine: Coroutine | None = None
 """That of the current call."""
 
@@ -209,10 +208,17 @@ class Coroutine:
             return True
         loop = self._task.get_loop()
         at_work = asyncio.current_task(loop)
-        own = frame is None or frame.f_globals.get("__name__", "").partition(".")[0] in _OF_LOOPS
+        own = _is_of_loop(frame)
         if own or at_work is not self._task:
             loop.call_soon_threadsafe(self._task.cancel)
         return own or at_work is None
+
+
+def _is_of_loop(frame: FrameType | None) -> bool:
+    """Whether it runs code of an event loop. Others wait in `selectors`, too: `subprocess.run` for what its child writes."""
+    while frame is not None and (module := frame.f_globals.get("__name__", "")) == "selectors":
+        frame = frame.f_back
+    return frame is None or module.partition(".")[0] == "asyncio"
 
 
 def cancel_coroutine(frame: FrameType | None) -> bool:

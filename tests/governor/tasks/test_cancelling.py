@@ -32,6 +32,7 @@ async def world(harness, tmp_path_factory):
         "wait_on_child",
         "sleep_async",
         "block_async",
+        "wait_for_output",
         "block_in_a_group",
         "spin_in_a_child",
         "callbacks_only",

@@ -48,6 +48,10 @@ async def block_async():
     time.sleep(60)  # noqa: ASYNC251  # the deed itself
 
 
+async def wait_for_output():
+    subprocess.run(["sleep", "1000"], check=False, capture_output=True)  # noqa: ASYNC221  # the deed itself
+
+
 async def block_in_a_group():
     async with asyncio.TaskGroup() as group:
         group.create_task(block_async())
