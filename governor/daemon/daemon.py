@@ -267,11 +267,11 @@ class Daemon:
 
     async def _shut_down(self, context: RunContext) -> None:
         self.is_stopping = True
-        self._notifier.stopping("interrupting the runs in work")
+        grace = self.config.stop_grace
+        self._notifier.stopping("interrupting the runs in work", grace=grace)
         log.info("daemon.stopping", runs=[g.experiment_run_id for g in self.governors if g.experiment_run_id])
         urgent, crash = self._signals > 1, self._background.crash
         why = f": {crash}" if isinstance(crash, ProcessError | FilesRemoved) else ""
-        grace = self.config.stop_grace
         await self._slots.stop(f"the daemon is shutting down{why}", urgent=urgent, grace=grace)
         context.journal.wake_followers()
         self.limits.moved()

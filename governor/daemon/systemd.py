@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 EXTEND_SECONDS: Final = 30.0
 """Seconds by which one message extends the start timeout of the service manager."""
+STOP_SECONDS: Final = 25.0
+"""That a stop may take beyond `stop_grace`: processes are killed, and the journal is closed."""
 _VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 
 
@@ -52,7 +54,7 @@ class SystemdNotifier:
 
     def extend(self, seconds: float) -> bool:
         """Extends the start timeout to so many seconds from now."""
-        return self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
+        return self._send(_extension(seconds))
 
     async def keep_extending(self) -> None:
         """Extends the start timeout until cancelled: a start then times out only if the event loop hangs. Each part
@@ -73,8 +75,9 @@ class SystemdNotifier:
             self.status(str(error))
             raise
 
-    def stopping(self, status: str | None = None) -> bool:
-        return self._send("STOPPING=1", *_status(status))
+    def stopping(self, status: str, *, grace: float) -> bool:
+        """Runs have so many seconds to stop in order; TimeoutStopSec of the unit, where it is shorter, is extended to that."""
+        return self._send("STOPPING=1", *_status(status), _extension(grace + STOP_SECONDS))
 
     async def keep_watched(self) -> None:
         """Feeds the watchdog until cancelled; returns at once where there is none."""
@@ -103,6 +106,10 @@ class SystemdNotifier:
 def _status(text: str | None) -> tuple[str, ...]:
     # A line break would begin a new assignment.
     return () if text is None else ("STATUS=" + " ".join(text.split()),)
+
+
+def _extension(seconds: float) -> str:
+    return f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}"
 
 
 def _interval(usec: str | None, pid: str | None) -> float | None:

@@ -107,7 +107,8 @@ async def test_ready_is_sent_when_the_daemon_accepts_runs_and_each_transition_se
         states = ["starting", "running", "finalizing", "stopping"]
         assert [line for line in seen if uid in line] == [f"STATUS={uid} {s}; 0 queued" for s in states]
         service.process.terminate()
-        assert "STOPPING=1" in (await service.messages_until("STOPPING=1"))[-1]
+        last = (await service.messages_until("STOPPING=1"))[-1]
+        assert "EXTEND_TIMEOUT_USEC=45000000" in last.splitlines()
         assert await service.process.wait() == ExitCode.DONE
     assert list((short_path / "run").iterdir()) == [], "sockets were left behind"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from governor.daemon.systemd import SystemdNotifier
+from governor.daemon.systemd import STOP_SECONDS, SystemdNotifier
 from governor.errors import ExitCode
 
 SERVICE = Path(__file__).parents[3] / "governor/cli/service/files"
@@ -41,7 +41,7 @@ def test_what_the_manager_receives(manager):
         notifier.ready("2 slots"),
         notifier.status("running\nREADY=1  a"),
         notifier.watchdog(),
-        notifier.stopping(),
+        notifier.stopping("bye", grace=60),
         notifier.ready(),
     ]
     assert said == [True] * 5
@@ -49,7 +49,7 @@ def test_what_the_manager_receives(manager):
         b"READY=1\nSTATUS=2 slots",
         b"STATUS=running READY=1 a",
         b"WATCHDOG=1",
-        b"STOPPING=1",
+        b"STOPPING=1\nSTATUS=bye\nEXTEND_TIMEOUT_USEC=85000000",
         b"READY=1",
     ]
     assert notifier.reloading()
@@ -142,7 +142,7 @@ def test_the_unit_fits_the_daemon():
     unit.read(SERVICE / "run-governor.service")
     service = unit["Service"]
     settings = tomllib.loads((SERVICE / "governor.toml").read_text())
-    assert float(service["TimeoutStopSec"]) >= settings["stop_grace"] + 10
+    assert float(service["TimeoutStopSec"]) >= settings["stop_grace"] + STOP_SECONDS
     final = {ExitCode.USAGE, ExitCode.NOT_PERMITTED, ExitCode.BAD_CONFIGURATION}
     assert set(map(int, service["RestartPreventExitStatus"].split())) == final
     assert service["StateDirectoryMode"] == service["RuntimeDirectoryMode"] == "0700"
