@@ -210,17 +210,16 @@ def test_a_lost_machine_goes_on_with_the_run_after_its_boot(machine):
 
 def test_nothing_is_left_after_a_stop(machine):
     """It takes longer than the unit says: the daemon asks for more time."""
-    machine.run("mkdir -p /run/systemd/system/run-governor.service.d")
-    machine.write(
-        "/run/systemd/system/run-governor.service.d/short.conf", "[Service]\nTimeoutStopSec=100ms\n"
-    )
+    machine.run(f"mkdir -p {UNIT}.d")
+    machine.write(f"{UNIT}.d/short.conf", "[Service]\nTimeoutStopSec=100ms\n")
     machine.run("systemctl daemon-reload")
+    assert machine.unit("TimeoutStopUSec") == "100ms"
     run = at_work(machine)
     machine.run("systemctl stop run-governor")
     assert machine.unit("ActiveState", "Result") == {"ActiveState": "inactive", "Result": "success"}
     assert machine.run(f"cat $(find {CGROUPS} -name cgroup.procs 2> /dev/null) < /dev/null").output == ""
     assert machine.run(processes_of("run-governor"), check=False).output == ""
-    machine.run("rm -r /run/systemd/system/run-governor.service.d; systemctl daemon-reload")
+    machine.run(f"rm {UNIT}.d/short.conf; systemctl daemon-reload")
     machine.run("systemctl start run-governor")
     let_go(machine)
     finished(machine, run)

@@ -15,6 +15,8 @@ PACKAGES = ("systemd-sysv", "dbus", "libpam-systemd", "python3", "python3-venv")
 BUILDS = "setuptools>=69"
 SOURCE = "root/run-governor"
 """Where the source tree is in the machine."""
+OF_THE_WHEEL = ("governor", "states", "transport", "setup.cfg", "pyproject.toml", "README.md")
+"""What governor's own wheel is made of."""
 
 
 def missing():
@@ -47,19 +49,19 @@ def fresh(folder, name):
     return tree
 
 
+def source(*below):
+    """The files that git knows, all or `below` these; as paths in the source tree."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *below]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode()
+    return [name for name in listed.split("\0") if (ROOT / name).is_file()]
+
+
 def put_source(place, *, changed=()):
     """Copies what git knows of the source tree, as it is now; `changed` are (file, text, other text)."""
     shutil.rmtree(place, ignore_errors=True)
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
-    for name in listed.stdout.decode().split("\0"):
-        if (ROOT / name).is_file():
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, place / name)
+    for name in source():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, place / name)
     for name, text, other in changed:
         whole = (place / name).read_text()
         assert whole.count(text) == 1, f"{name} has {text!r} {whole.count(text)} times"
@@ -68,12 +70,14 @@ def put_source(place, *, changed=()):
 
 def packages(folder, commands):
     """The folder `wheels` that the page's commands make where there is a network, with what an index has besides for building governor. They are
-    run again once they or the pins change.
+    run again once they, the pins or what the wheel is made of change.
     """
     wheels = folder / "wheels"
-    pins = (ROOT / "requirements.txt").read_text()
     scripts = (commands, f"python3 -m pip download --dest wheels '{BUILDS}'")
-    digest = hashlib.sha256("\0".join((*scripts, pins)).encode()).hexdigest()
+    made_of = hashlib.sha256("\0".join(scripts).encode())
+    for name in source("requirements.txt", *OF_THE_WHEEL):
+        made_of.update(name.encode() + b"\0" + (ROOT / name).read_bytes())
+    digest = made_of.hexdigest()
     mark = wheels / ".of"
     if not (mark.exists() and mark.read_text() == digest):
         shutil.rmtree(wheels, ignore_errors=True)
