@@ -30,6 +30,7 @@ async def world(harness, tmp_path_factory):
         "sleep",
         "spin",
         "wait_on_child",
+        "sleep_in_a_finalizer",
         "sleep_async",
         "block_async",
         "wait_for_output",

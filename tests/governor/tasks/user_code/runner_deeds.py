@@ -40,6 +40,20 @@ def wait_on_child():
     subprocess.Popen(["sleep", "1000"]).wait()
 
 
+def sleep_in_a_finalizer():
+    """Where Python ignores the exception; that comes out of it late."""
+
+    class Slow:
+        def __del__(self):
+            try:
+                time.sleep(60)
+            finally:
+                time.sleep(0.02)
+
+    Slow()
+    time.sleep(60)
+
+
 async def sleep_async():
     await asyncio.sleep(60)
 
