@@ -143,6 +143,16 @@ def test_one_run_of_a_task_is_cancelled_at_work_and_not_retried():
     assert runs(driver) == {("a", 1): "cancelled", ("a", 0): "succeeded"}
 
 
+def test_of_two_cancellations_the_first_reason_counts():
+    driver = Driver(task("a", repeat=2), slots=1, batch={"split": 1}, grace=2.0)
+    driver.begin(driver.ready(0), 0.0)
+    driver.change("a", 1.0, run=0)
+    driver.on(TaskChanged(1.5, "b", "a", "all of them"))
+    driver.tick(3.0)
+    driver.gone(0, 3.1)
+    assert [record.error for _, record in sorted(driver.records().items())] == ["by hand", "all of them"]
+
+
 def test_the_queue_has_no_place_left_for_a_run_that_was_cancelled():
     driver = Driver(task("a", repeat=4, retries=1), slots=1, batch={"split": 1})
     sent = driver.ready(0)
