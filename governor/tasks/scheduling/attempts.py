@@ -191,7 +191,8 @@ class Attempts:
         in_time = termination.outcome == "timed_out" and not late
         if in_time or termination.keep_runner or not job.subtask.unended or len(slot.jobs) > 1:
             # The attempt behind it may have begun and must not be killed.
-            self.outcomes.close(job, termination)
+            if job.subtask.unended:
+                self.outcomes.close(job, termination)
             self._next_job(slot, report.at)
         else:
             self.kill(slot, termination)

@@ -178,10 +178,13 @@ class Core:
         is_first = job is slot.jobs[0]
         if not event.again:
             job.subtask.withdrawn = job.subtask.withdrawn or event.reason
-            if job.termination is not None and job.termination.granted:
-                job.termination = job.termination._replace(error=event.reason)
+            if (ending := job.termination) is not None and self.outcomes.is_retried(job, ending):
+                job.termination = ending._replace(outcome="cancelled", error=event.reason)
         elif slot.state == "working" and is_first and job.run is not None:
             job.subtask.granted += 1
+        elif is_first and job.termination is not None and job.termination.outcome == "timed_out":
+            job.subtask.granted += 1  # it ends already, and is repeated
+            job.termination = job.termination._replace(granted=True)
         else:
             return  # it has not begun, or is ended already
         if slot.state == "working" and is_first:

@@ -126,9 +126,10 @@ class Outcomes:
 
     def fail(self, job: Job, run: int, termination: Termination) -> None:
         """A run did not succeed: it is retried with the next attempt, or this is its outcome."""
-        self._fail(job, run, termination, is_retried=self._is_retried(job, termination))
+        self._fail(job, run, termination, is_retried=self.is_retried(job, termination))
 
-    def _is_retried(self, job: Job, termination: Termination) -> bool:
+    def is_retried(self, job: Job, termination: Termination) -> bool:
+        """Whether another attempt would follow this end."""
         attempt, task = job.attempt, job.subtask.node.spec
         if not termination.retry or job.subtask.left(self.now) <= LEAST:
             return False
@@ -151,7 +152,7 @@ class Outcomes:
         """An attempt was ended by a decision, or by the exit of its runner."""
         self.close_files(job)
         failed = job.failed or ()
-        attempts, is_retried = job.attempt.number, self._is_retried(job, termination)
+        attempts, is_retried = job.attempt.number, self.is_retried(job, termination)
 
         def end(run: int) -> None:
             if run not in failed:

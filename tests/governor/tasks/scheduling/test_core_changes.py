@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from governor.tasks.scheduling.events import AttemptEnded, BatchEnded, Dispatch, KillRunner, TaskChanged
+from governor.tasks.scheduling.events import (
+    AttemptClosed,
+    AttemptEnded,
+    BatchEnded,
+    CancelAttempt,
+    Dispatch,
+    KillRunner,
+    TaskChanged,
+)
 from tests.support.tasks.core_world import Driver, task
 
 
@@ -86,6 +94,52 @@ def test_what_is_cancelled_while_it_ends_to_be_done_again_has_the_later_reason()
     driver.gone(0, 3.1)
     assert driver.records()["a", 0].outcome == "cancelled"
     assert driver.records()["a", 0].error == "for good"
+
+
+@pytest.mark.parametrize("run", [None, 0])
+def test_what_is_cancelled_while_it_times_out_to_be_tried_again_is_cancelled(run):
+    driver = Driver(task("a", repeat=2, retries=1, timeout=1.0), slots=1, batch={"split": 1}, grace=2.0)
+    driver.begin(driver.ready(0), 0.0)
+    assert driver.of(CancelAttempt, driver.tick(1.0))
+    driver.change("a", 1.5, run=run)
+    driver.tick(3.0)
+    driver.gone(0, 3.1)
+    ended = driver.records()["a", 0]
+    assert (ended.outcome, ended.error, ended.attempts) == ("cancelled", "by hand", 1)
+    assert ("a", 1) not in driver.records() or run is None
+
+
+def test_what_is_cancelled_while_it_times_out_for_good_has_timed_out():
+    driver = Driver(task("a", timeout=1.0), slots=1, grace=2.0)
+    driver.begin(driver.ready(0), 0.0)
+    driver.tick(1.0)
+    driver.change("a", 1.5)
+    driver.tick(3.0)
+    driver.gone(0, 3.1)
+    assert outcomes(driver) == {"a": "timed_out"}
+
+
+def test_what_times_out_for_good_is_done_again():
+    driver = Driver(task("a", timeout=1.0), slots=1, grace=2.0)
+    driver.begin(driver.ready(0), 0.0)
+    driver.tick(1.0)
+    driver.change("a", 1.5, again=True)
+    driver.tick(3.0)
+    driver.gone(0, 3.1)
+    [ended] = driver.of(AttemptEnded)
+    assert (ended.attempt.number, ended.outcome) == (1, "timed_out")
+    driver.do(driver.ready(1, 4.0), 4.5)
+    assert driver.records()["a", 0].outcome == "succeeded"
+
+
+def test_nothing_is_closed_of_a_cancelled_run_that_has_succeeded():
+    driver = Driver(task("a"), slots=1, grace=2.0)
+    sent = driver.ready(0)
+    driver.begin(sent, 0.0)
+    driver.change("a", 1.0)
+    driver.end(sent, 1.5)
+    assert outcomes(driver) == {"a": "succeeded"}
+    assert not driver.of(AttemptClosed)
 
 
 def test_a_grant_takes_no_retry_away():
