@@ -35,6 +35,8 @@ _INSTALLED: Final = ("stdlib", "platstdlib", "purelib", "platlib")
 """Folders of `sysconfig`; its ``data`` is the whole virtual environment, which may hold a user's code."""
 _coroutine: Coroutine | None = None
 """That of the current call."""
+_waited_for: Coroutine | None = None
+"""The last one that was cancelled in a loop of a plain function."""
 
 
 def is_loaded(call: str) -> bool:
@@ -187,14 +189,17 @@ def _finish(returned: Any) -> Any:
 
 
 class Coroutine:
-    """The coroutine of a call, in an event loop of its own."""
+    """The coroutine of a call, in an event loop of its own; or what such a loop waits for that a plain function runs, `task`."""
 
-    def __init__(self) -> None:
-        self._task: asyncio.Task[Any] | None = None
+    def __init__(self, task: asyncio.Future[Any] | None = None) -> None:
+        self.task = task
         self._cancelled = False
+        self._is_scheduled = False
+        """The loop cancels it when no code blocks it; `_is_delivered`: it has done so."""
+        self._is_delivered = False
 
     async def wait_for(self, awaitable: Awaitable[Any]) -> Any:
-        self._task = asyncio.current_task()
+        self.task = asyncio.current_task()
         if self._cancelled:
             raise asyncio.CancelledError
         return await awaitable
@@ -204,14 +209,19 @@ class Coroutine:
         must be raised in it. An exception in the loop's own code would be lost, or leave a task that is never woken.
         """
         self._cancelled = True
-        if self._task is None or self._task.done():
+        if self.task is None or self.task.done() or self._is_delivered:
             return True
-        loop = self._task.get_loop()
+        loop = self.task.get_loop()
         at_work = asyncio.current_task(loop)
         own = _is_of_loop(frame)
-        if own or at_work is not self._task:
-            loop.call_soon_threadsafe(self._task.cancel)
+        if (own or at_work is not self.task) and not self._is_scheduled:
+            self._is_scheduled = True
+            loop.call_soon_threadsafe(self._deliver, self.task)
         return own or at_work is None
+
+    def _deliver(self, task: asyncio.Future[Any]) -> None:
+        self._is_delivered = True
+        task.cancel()
 
 
 def _is_of_loop(frame: FrameType | None) -> bool:
@@ -223,4 +233,21 @@ def _is_of_loop(frame: FrameType | None) -> bool:
 
 def cancel_coroutine(frame: FrameType | None) -> bool:
     """Cancels the coroutine of the current call, as `Coroutine.cancel` does; False if there is none."""
-    return _coroutine is not None and _coroutine.cancel(frame)
+    coroutine = _coroutine or _of_own_loop(frame)
+    return coroutine is not None and coroutine.cancel(frame)
+
+
+def _of_own_loop(frame: FrameType | None) -> Coroutine | None:
+    """Where a plain function has called `asyncio.run`, or a loop's `run_until_complete`."""
+    global _waited_for  # noqa: PLW0603  # as `_coroutine`
+    while frame is not None and frame.f_code is not _RUN:
+        frame = frame.f_back
+    task = None if frame is None else frame.f_locals.get("future")
+    if not isinstance(task, asyncio.Future) or task.done():
+        return None
+    if _waited_for is None or _waited_for.task is not task:
+        _waited_for = Coroutine(task)
+    return _waited_for
+
+
+_RUN: Final = asyncio.BaseEventLoop.run_until_complete.__code__

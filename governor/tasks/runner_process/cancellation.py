@@ -4,9 +4,9 @@ Rules:
 1. It is raised in user code only, in the main thread, and only in the attempt that is to be cancelled: `ticket` is not 0
    while user code runs, and a pipe carries the ticket that the signal is for.
 2. Once `ticket` is cleared behind user code, nothing is raised.
-3. A coroutine is cancelled; the exception is raised only if user code blocks its loop.
-4. The signal is repeated until the pipe is found empty. The ticket is put back when Python has ignored the exception, as it
-   does in finalizers and in callbacks of weak references.
+3. A coroutine is cancelled, once; the exception is raised only if user code blocks its loop.
+4. The signal is repeated until the pipe is found empty and the attempt has ended. The ticket is put back when Python has ignored the
+   exception, as it does in finalizers and in callbacks of weak references.
 """
 
 from __future__ import annotations
@@ -62,6 +62,10 @@ class Cancellation:
         self.ticket, self._raised_ticket = ticket, 0
         if self._asked:
             self._raise_if_asked(inspect.currentframe())
+
+    def leave(self) -> None:
+        """User code has returned."""
+        self.ticket = self._raised_ticket = 0
 
     @contextmanager
     def held_off(self) -> Iterator[None]:

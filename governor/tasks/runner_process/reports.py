@@ -98,7 +98,7 @@ class RunnerReports:
 
     def announce_exit(self, code: int) -> None:
         """Reports that the process is about to call `os._exit`."""
-        self._cancellation.ticket = 0
+        self._cancellation.leave()
         try:
             self.send(Leaving(code))
         except OSError:  # user code has closed the socket

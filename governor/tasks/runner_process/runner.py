@@ -248,7 +248,7 @@ class Serving:
                 target, args = loaded or self._fetch(work, last=run == work.runs[-1])
                 returned = calls.call_it(target, args=args, offers=offers)
             finally:
-                self._cancellation.ticket = 0
+                self._cancellation.leave()
                 self._output.end_run()
             ended = time.monotonic()
             if self._forked:

@@ -36,6 +36,8 @@ SIGNAL_AGAIN_SECONDS: Final = (0.002, 0.1)
 """Between two signals for a cancellation that a runner has not read: at first, and at most; doubles each time."""
 SURELY_EMPTY: Final = 5
 """Looks at a pipe, 62 ms in all: a runner that Python has made ignore the exception puts the ticket back meanwhile."""
+LOOK_SECONDS: Final = 60.0
+"""How long the pipe is looked at while the attempt has not ended: the exception may come late out of a finalizer."""
 
 _THREADS: Final = ThreadPoolExecutor(max_workers=4, thread_name_prefix="kill")
 
@@ -63,12 +65,15 @@ class _ConnectedProcess(ABC):
     runs_left: int = 0
     leaves_processes: bool = False
     _calls: set[asyncio.Task[None]] = field(default_factory=set)
+    _cancelled: set[int] = field(default_factory=set)
+    """Tickets of attempts that have not ended."""
 
     def count(self, documents: list[FromRunner]) -> None:
         """Of one read."""
         for each in documents:  # threads that a task has left may report behind its end
             if type(each) is Over:
                 self.runs_left -= 1
+                self._cancelled.discard(each.ticket)
                 self.leaves_processes = each.leaves_processes
 
     def close(self) -> None:
@@ -89,10 +94,10 @@ class _ConnectedProcess(ABC):
         """Whether the runner had not read its cancel pipe, and was signalled."""
 
     async def _signal_until_read(self) -> None:
-        """Until its pipe was found empty `SURELY_EMPTY` times in a row."""
+        """Until its pipe was found empty `SURELY_EMPTY` times in a row, and what was cancelled has ended."""
         pause, longest = SIGNAL_AGAIN_SECONDS
-        found_empty = 0
-        while found_empty < SURELY_EMPTY:
+        found_empty, end = 0, time.monotonic() + LOOK_SECONDS
+        while found_empty < SURELY_EMPTY or (self._cancelled and time.monotonic() < end):
             await asyncio.sleep(pause)
             found_empty = 0 if await self._signal_again() else found_empty + 1
             pause = min(2 * pause, longest)
@@ -121,6 +126,7 @@ class LocalProcess(_ConnectedProcess):
 
     def cancel(self, ticket: int) -> None:
         """Takes back first: attempts behind the cancelled one must not begin."""
+        self._cancelled.add(ticket)
         self.take_back()
         self.control.cancel(ticket)
         if self._signalling is not None:  # one of them sees to all requests
@@ -187,6 +193,7 @@ class RemoteProcess(_ConnectedProcess):
 
     def cancel(self, ticket: int) -> None:
         """Takes back and cancels in one call: two calls might overtake each other."""
+        self._cancelled.add(ticket)
         self._start_call(self._take_back(ticket))
 
     async def kill_tree(self) -> list[int] | None:

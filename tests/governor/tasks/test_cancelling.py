@@ -36,6 +36,8 @@ async def world(harness, tmp_path_factory):
         "wait_for_output",
         "block_in_a_group",
         "spin_in_a_child",
+        "own_loop",
+        "own_loop_of_a_group",
         "callbacks_only",
         "tell_much",
         "log_much",
@@ -58,6 +60,17 @@ async def test_the_attempt_ends_the_rest_comes_back_and_the_runner_lives(world, 
         world.runners.send(runner, [after])
         assert not (await world.over(runner, after))[0].error
         assert len(world.heard.all(runner, Over, work.ticket)) == 1
+    world.give_back(runner)
+
+
+async def test_a_finalizer_may_take_long_to_end(world):
+    runner = await world.ready()
+    for _ in range(5):
+        work = world.work("sleep_in_a_finalizer", args={"seconds": 0.2})
+        world.runners.send(runner, [work])
+        await world.said(runner, StateUpdate, work.ticket)
+        world.runners.cancel(runner, work.ticket)
+        assert (await world.over(runner, work))[0].error == CANCELLED
     world.give_back(runner)
 
 
@@ -105,10 +118,12 @@ async def test_it_does_not_cut_a_report_in_two(world):
 async def test_user_code_cleans_up(world, tmp_path):
     runner = await world.ready()
     note, other, third = tmp_path / "note", tmp_path / "other", tmp_path / "third"
+    once = tmp_path / "once"
     work_items = [
         world.work("clean_up", args={"note": str(note)}),
         world.work("clean_up_async", args={"note": str(other)}),
         world.work("steps", args={"note": str(third)}),
+        world.work("clean_up_beside_a_finalizer", args={"note": str(once)}),
     ]
     for work in work_items:
         world.runners.send(runner, [work])
@@ -119,6 +134,7 @@ async def test_user_code_cleans_up(world, tmp_path):
     assert note.read_text() == f"cancelled: {CANCELLED}"
     assert (tmp_path / "note.finally").exists()
     assert other.exists()
+    assert once.exists(), "its clean-up was cancelled, too"
     (rescued,) = world.heard.all(runner, Over, work_items[2].ticket)
     assert (rescued.value, rescued.error, rescued.dropped) == ("rescued", "", True)
     world.give_back(runner)

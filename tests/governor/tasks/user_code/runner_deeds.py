@@ -40,17 +40,23 @@ def wait_on_child():
     subprocess.Popen(["sleep", "1000"]).wait()
 
 
-def sleep_in_a_finalizer():
-    """Where Python ignores the exception; that comes out of it late."""
+class SlowToEnd:
+    """Python ignores the exception in its finalizer, which comes out of it late."""
 
-    class Slow:
-        def __del__(self):
-            try:
-                time.sleep(60)
-            finally:
-                time.sleep(0.02)
+    def __init__(self, seconds, context=None):
+        self.seconds, self.context = seconds, context
 
-    Slow()
+    def __del__(self):
+        try:
+            if self.context is not None:
+                self.context.tell(inside=True)
+            time.sleep(60)
+        finally:
+            time.sleep(self.seconds)
+
+
+def sleep_in_a_finalizer(context, seconds=0.02):
+    SlowToEnd(seconds, context)
     time.sleep(60)
 
 
@@ -78,6 +84,30 @@ async def spin_in_a_child():
             await asyncio.sleep(0)
 
     await asyncio.gather(child(), child())
+
+
+def own_loop():
+    asyncio.run(spin_in_a_child())
+
+
+def own_loop_of_a_group():
+    async def group_of_many():
+        async with asyncio.TaskGroup() as group:
+            for _ in range(5):
+                group.create_task(spin_in_a_child())
+
+    asyncio.run(group_of_many())
+
+
+async def clean_up_beside_a_finalizer(note):
+    async def child():
+        SlowToEnd(0)
+
+    try:
+        await asyncio.gather(child(), asyncio.sleep(60))
+    finally:
+        await asyncio.sleep(0.1)
+        Path(note).touch()  # noqa: ASYNC240  # nothing else is in this loop
 
 
 async def callbacks_only():
