@@ -195,6 +195,28 @@ def test_while_the_ticket_is_put_back(cancellation, monkeypatch):
         assert isinstance(error, TaskCancelled), f"instruction {at}: {error!r}"
 
 
+@pytest.mark.filterwarnings("ignore:.*Keeps.__del__")
+def test_nothing_is_raised_behind_user_code(cancellation):
+    class Keeps:
+        error = None
+
+        def __del__(self):
+            raise self.error
+
+    kept = [Keeps()]
+
+    def rescued():
+        try:
+            plain()
+        except TaskCancelled as error:
+            kept[0].error = error
+
+    assert interrupted(cancellation, rescued, 500) is None
+    kept.clear()
+    cancellation._on_signal(0, sys._getframe())
+    assert not cancellation.ticket
+
+
 def test_a_hook_of_the_user_goes_on_and_may_call_ours(cancellation):
     seen, ours = [], sys.unraisablehook
 
