@@ -211,14 +211,16 @@ async def assert_finishes(instance, uid):
 
 
 FILLS = """
+import shutil
 import time
 
 
 def fill(context):
     with (context.run_folder / "much").open("ab", buffering=0) as file:
         while True:
-            file.write(bytes(1 << 20))
-            time.sleep(0.4)  # faster than this, it fills the disk between two looks
+            if shutil.disk_usage(context.run_folder).free > 5 << 20:  # else it may be full before the daemon looks
+                file.write(bytes(1 << 20))
+            time.sleep(0.1)
 """
 
 
