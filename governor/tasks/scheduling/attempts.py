@@ -185,8 +185,7 @@ class Attempts:
             job.termination = termination = termination._replace(error=error)
         if job.subtask.unended == 1:  # else other runs would seem to have reported this
             termination = termination._replace(metrics=report.metrics)
-        over = report.dropped or job.position == len(job.attempt.runs)
-        if slot.state == "dying" or not over:
+        if slot.state == "dying" or not (report.dropped or job.position == len(job.attempt.runs)):
             return
         in_time = termination.outcome == "timed_out" and not late
         if in_time or termination.keep_runner or not job.subtask.unended or len(slot.jobs) > 1:
