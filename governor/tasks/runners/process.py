@@ -66,7 +66,7 @@ class _ConnectedProcess(ABC):
     leaves_processes: bool = False
     _calls: set[asyncio.Task[None]] = field(default_factory=set)
     _cancelled: set[int] = field(default_factory=set)
-    """Tickets of attempts that have not ended."""
+    """Tickets of attempts that were cancelled and have not ended."""
 
     def count(self, documents: list[FromRunner]) -> None:
         """Of one read."""

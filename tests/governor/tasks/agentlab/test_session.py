@@ -314,9 +314,7 @@ assert len(ids) == 2, ids
 def test_a_second_cluster_of_the_process_is_another_one():
     """Ray numbers its drivers anew in each; the class of the script is stored in the first one alone."""
     caller = program(ANOTHER_CLUSTER)
-    out, err = caller.communicate(
-        timeout=400
-    )  # two clusters of Ray: 16 s alone, eight times that on a busy machine
+    out, err = caller.communicate(timeout=110)
     assert caller.returncode == 0, err
     assert {"found 0", "found 1"} <= set(out.splitlines()), out + err
 
