@@ -1,8 +1,8 @@
 """Plays the environments of the index: in process and through conductors, with the steps on record read back and compared.
 
-    python tests/environments/play.py [WORD ...] [--episodes 20] [--page docs/environments-played.md]
+    python tests/environments/play.py [WORD ...] [--every 1] [--episodes 20] [--page docs/environments-played.md]
 
-WORD: play the games whose group or name begins with it. The packages (`requirements.txt`) must be importable here and in the
+WORD: play the games whose group or name begins with it. `--every 8`: of each group the first, the ninth, and so on. The packages (`requirements.txt`) must be importable here and in the
 processes of the runs: set PYTHONPATH. Ends with 1 if a fault of ours was found.
 """
 
@@ -12,6 +12,7 @@ import argparse
 import os
 import sys
 import tempfile
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
@@ -24,7 +25,7 @@ from tests.environments.catalogue import OLDER, Game, games
 from tests.environments.report import Line, exceptions, page, table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from tests.environments.runs import Played, Transport
 AT_ONCE: Final[dict[Transport, int]] = {"in_process": 16, "conductors": 6}
@@ -33,7 +34,7 @@ AT_ONCE: Final[dict[Transport, int]] = {"in_process": 16, "conductors": 6}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
-    chosen = [game for game in games() if _is_wanted(game, options.words)]
+    chosen = list(_chosen(options))
     older = options.episodes if options.older is None else options.older
     begun = perf_counter()
     # for the user code of the runs
@@ -58,10 +59,20 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("words", nargs="*", metavar="WORD")
+    parser.add_argument("--every", type=int, default=1, help="play one of so many of each group (1)")
     parser.add_argument("--episodes", type=int, default=20, help="of each game by each transport (20)")
     parser.add_argument("--older", type=int, help="the same of the older names of Atari games")
     parser.add_argument("--page", type=Path, help="the document to write")
     return parser.parse_args(arguments)
+
+
+def _chosen(options: argparse.Namespace) -> Iterator[Game]:
+    numbers: Counter[str] = Counter()
+    for game in games():
+        if _is_wanted(game, options.words):
+            if numbers[game.group] % options.every == 0:
+                yield game
+            numbers[game.group] += 1
 
 
 def _is_wanted(game: Game, words: Sequence[str]) -> bool:

@@ -22,7 +22,7 @@ HEAD: Final = """\
 # Environments that were played
 
 Environments of well-known packages, as they come from the package index: this page tells which of them play, and why
-others do not. `tests/environments/play.py` writes it; `make test-all` plays them again. How
+others do not. `tests/environments/play.py` writes it; `make test-all` plays some of each group again. How
 environments are connected: [environments and agents](environments-and-agents.md).
 
 Each game is played by each transport, in process and through conductors, by an agent that draws its actions from the
