@@ -244,9 +244,11 @@ class Client:
             call.waiter = None
 
     def _expire(self, call: _Call) -> None:
-        if call.sent:
-            detail = "no reply" if self.connected else f"the connection to {self.endpoint} broke, no reply"
-            call.fail(DeadlineExceeded(call.service, timeout=call.timeout, detail=detail))
+        if call.sent and self.connected:
+            call.fail(DeadlineExceeded(call.service, timeout=call.timeout))
+        elif call.sent:
+            text = f"the connection to {self.endpoint} broke, and there was no other one within {call.timeout:g} s"
+            call.fail(ConnectionLost(call.service, text))
         else:
             self._fail_unsent(call)
 

@@ -103,7 +103,7 @@ class WorkerLost(RequestError):
 
 
 class ConnectionLost(RequestError):
-    """The connection to the broker broke while the request was in flight."""
+    """The connection to the broker broke while the request was in flight; for an idempotent one, there was no other one until its deadline."""
 
 
 class ClientClosed(RequestError):

@@ -50,16 +50,19 @@ RUN = {
 
 @pytest.fixture
 async def line():
-    """`open(**limits)` gives an executor before a broker; `serve(handler)` is the daemon behind it."""
+    """`open(**limits)` gives an executor, and its broker; `serve(handler)` is the daemon behind it."""
     async with contextlib.AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ex-", dir="/tmp"))
         client, worker = f"ipc://{folder}/c", f"ipc://{folder}/w"
 
-        async def open_one(*, patience=0.5, awaits_restart=True, service=SERVICE, **limits):
-            broker = Broker(
+        def broker(**limits):
+            return Broker(
                 BrokerSettings(client_endpoint=client, worker_endpoint=worker, limits=BrokerLimits(**limits))
             )
-            await stack.enter_async_context(broker)
+
+        async def open_one(*, patience=0.5, awaits_restart=True, service=SERVICE, has_broker=True, **limits):
+            if has_broker:
+                await stack.enter_async_context(broker(**limits))
             made = Executor(
                 client, timeout=0.5, patience=patience, awaits_restart=awaits_restart, service=service
             )
@@ -68,7 +71,7 @@ async def line():
         def serve(handler, service=SERVICE, **options):
             return Worker(worker, service, handler, **options)
 
-        yield SimpleNamespace(open=open_one, serve=serve)
+        yield SimpleNamespace(open=open_one, serve=serve, broker=broker)
 
 
 async def fail(_request):
@@ -161,6 +164,25 @@ async def test_a_daemon_that_has_refused_and_then_gone_is_not_called_silent(line
     else:
         with pytest.raises(TryAgain, match="it is going down"):
             await submitting
+
+
+async def test_a_daemon_that_is_killed_is_waited_for_longer_than_for_an_answer(line, monkeypatch):
+    received, tries = asyncio.Event(), []
+
+    async def never_answered(_request):
+        received.set()
+        await never(_request)
+
+    async with line.broker(), line.serve(never_answered):
+        executor = await line.open(patience=30.0, has_broker=False)
+        request = executor._request
+        monkeypatch.setattr(executor, "_request", lambda *given: tries.append(given) or request(*given))
+        submitting = asyncio.create_task(executor.submit(RUN))
+        await received.wait()
+    while len(tries) < 2 and not submitting.done():
+        await asyncio.wait({submitting}, timeout=0.01)
+    async with line.broker(), line.serve(going_down(until=0)[1]):
+        assert await submitting == "abc"
 
 
 async def test_a_request_that_is_too_large_is_the_callers(line, monkeypatch):

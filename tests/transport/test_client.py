@@ -294,6 +294,21 @@ async def test_a_broker_that_is_killed_and_comes_back_mid_traffic(world):
     assert {outcome for idempotent, outcome in outcomes if not idempotent} == {True, "lost"}
 
 
+async def test_no_other_connection_until_the_deadline_is_said(world):
+    received = asyncio.Event()
+
+    async def never(_request):
+        received.set()
+        await asyncio.Event().wait()
+
+    async with world.client() as client, world.worker("slow", never):
+        async with world.broker():
+            asked = asyncio.create_task(client.request("slow", timeout=3, idempotent=True))
+            await received.wait()
+        with pytest.raises(ConnectionLost, match=r"ipc:.* broke, and there was no other one within 3 s"):
+            await asked
+
+
 async def test_errors_have_one_root(world):
     async with world.client() as client:
         with pytest.raises(TransportError, match="echo"):
