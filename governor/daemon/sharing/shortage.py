@@ -114,6 +114,7 @@ class Shortage:
         self._before, self._left_before = sizes, left
         self._next = (reserve if left_before is None else left) // 2
         if left_before is None:
+            log.warning("disk.reserve_touched", left=left, reserve=reserve, sizes=dict(sizes))
             return
         taken = {uid: size - before.get(uid, 0) for uid, size in sizes.items()}
         most = max(taken, key=taken.__getitem__, default="")
