@@ -72,11 +72,16 @@ def governor(folder):
 
 @pytest.fixture
 def play_and_look(governor, folder, request):
-    """Plays an example by a daemon; looks at its report and its live page where there is a browser; returns its result."""
+    """Plays an example by a daemon, with other values of some keys; looks at its report and its live page where there is a browser; returns
+    its result.
+    """
 
-    def play(example, *, seconds=300):
+    def play(example, *values, seconds=300):
+        changed = [word for value in values for word in ("--set", value)]
         with served(governor):
-            said = governor("submit", examples_path(example) / "run.yaml", "--wait", seconds=seconds)
+            said = governor(
+                "submit", examples_path(example) / "run.yaml", *changed, "--wait", seconds=seconds
+            )
             uid = re.search(r"run (\w+)", said)[1]
             if browser.find():
                 look_at_both(uid, governor, request.getfixturevalue("playwright"), folder)

@@ -23,11 +23,11 @@ def agent(monkeypatch):
 
 @pytest.mark.system
 @pytest.mark.timeout(400)
-def test_it_solves_cartpole(play_and_look):
-    result = play_and_look("ppo")
+def test_it_learns_to_balance_the_pole(play_and_look):
+    result = play_and_look("ppo", "train.until.0.at_least=200")
     train, evaluate = result["phases"]
     assert (result["outcome"], train["end"]) == ("finished", "until")
-    assert evaluate["metrics"]["return_mean"] >= 300
+    assert evaluate["metrics"]["return_mean"] >= 150
 
 
 def rollout(made, steps):

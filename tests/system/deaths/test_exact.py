@@ -59,10 +59,10 @@ async def test_kills_leave_no_trace_in_steps_and_state(instance, transport, kill
 @pytest.mark.parametrize("transport", ["in_process", "conductors"])
 @pytest.mark.parametrize("example", [LAKE, POLE, STEADY], ids=lambda example: example["name"])
 async def test_kills_at_random_moments(instance, example, transport):
-    run = run_of({**example, "simulate": {**example["simulate"], "episodes": 100}}, transport)
+    run = run_of({**example, "simulate": {**example["simulate"], "episodes": 60}}, transport)
     _, undisturbed, _ = await played(instance, run, [])
-    for seed in range(3):
-        kills = random_kills(random.Random(seed), transport, episodes=240, number=2)
+    for seed in range(2):
+        kills = random_kills(random.Random(seed), transport, episodes=150, number=2)
         result, disturbed, _ = await played(instance, run, kills)
         assert difference(undisturbed, disturbed) == "", kills
         assert not is_exact(run) or False not in [phase.exact for phase in result.phases], kills
