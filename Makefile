@@ -25,9 +25,10 @@ test: lint types imports site
 	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not long"
 
 # What takes long: rare faults of whole process trees, large graphs, random stories by the thousand, foreign counterparts, the
-# short fault campaign.
+# short fault campaign. They keep the cores busy: fewer at a time, or each of them waits.
+LONG_WORKERS ?= 3
 test-all: test
-	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q -n $(WORKERS) -m "long or hypothesis" --timeout 900 -o faulthandler_timeout=895
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q -n $(LONG_WORKERS) -m "long or hypothesis" --timeout 900 -o faulthandler_timeout=895
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
