@@ -249,7 +249,8 @@ class Config(Section):
         FilePath,
         AfterValidator(_short),
         Field(
-            description="Folder of the sockets. Default: `$RUNTIME_DIRECTORY`, else `$XDG_RUNTIME_DIR/run-governor`, else "
+            description="Folder of the sockets; the daemon removes whatever else is there, and refuses one that has files of others. Default: "
+            "`$RUNTIME_DIRECTORY`, else `$XDG_RUNTIME_DIR/run-governor`, else "
             "`/run/run-governor` for root, else `run` below the state folder.",
             examples=["/run/run-governor"],
         ),

@@ -1,8 +1,9 @@
 """The daemon's folders, and its forkserver in one of them: acquired first, so that the forkserver imports while the
 daemon starts.
 
-The runtime folder belongs to one daemon: its content is from this invocation, or from one that was killed. So nothing
-is put there before its lock is held, because another daemon that starts at the same time clears it.
+The runtime folder belongs to one daemon, which removes its content: that is from this invocation, or from one that was killed. So nothing
+is put there before its lock is held, because another daemon that starts at the same time clears it; and a folder that no daemon had is
+refused if there is anything in it.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from governor import logs
+from governor.config import PRIVATE_SOCKET, WORKER_SOCKET
 from governor.daemon.state_lock import runtime_lock, state_lock
 from governor.errors import ConfigError, NotPermitted
 from governor.files import WatchedFiles
 from governor.journal import disk_reserve
+from governor.locations import CLIENT_SOCKET
 from governor.processes import leftovers, open_files, process
 
 if TYPE_CHECKING:
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from governor.config import Config
 
 OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+OF_PROCESSES: Final = ("pymp-", "ray-", "broker.output")
+"""What a daemon that dies before it has sockets can leave in the runtime folder."""
 
 log = logs.get_logger()
 
@@ -42,7 +47,9 @@ def acquired(config: Config) -> Iterator[None]:
     open_files.raise_limit()
     for folder in (config.state_dir, config.runtime_dir):
         make_private(folder)
+    _refuse_state_below(config.runtime_dir, config.state_dir)
     with state_lock(config.state_dir), runtime_lock(config.runtime_dir):
+        _refuse_files_of_others(config.runtime_dir)
         if config.socket_group is not None:
             grant_group(config.socket_group, config.runtime_dir)
         leftovers.mark(config.state_dir)
@@ -52,6 +59,25 @@ def acquired(config: Config) -> Iterator[None]:
         finally:
             process.shut_down()
             leftovers.unmark(config.state_dir)
+
+
+def _refuse_state_below(runtime_dir: Path, state_dir: Path) -> None:
+    if state_dir.resolve().is_relative_to(runtime_dir.resolve()):
+        raise _not_to_be_emptied(runtime_dir, f"its state_dir, {state_dir}")
+
+
+def _refuse_files_of_others(runtime_dir: Path) -> None:
+    names = sorted(entry.name for entry in runtime_dir.iterdir())
+    others = [name for name in names if not name.startswith(OF_PROCESSES)]
+    if others and not {CLIENT_SOCKET, PRIVATE_SOCKET, WORKER_SOCKET} & {*others}:
+        raise _not_to_be_emptied(runtime_dir, ", ".join(others[:3]) + (", ..." if others[3:] else ""))
+
+
+def _not_to_be_emptied(runtime_dir: Path, content: str) -> ConfigError:
+    fault = (
+        f"{runtime_dir} has {content}, and the daemon removes all that is there: choose a folder of its own"
+    )
+    return ConfigError("runtime_dir", [fault])
 
 
 def _warm_up(runtime_dir: Path) -> None:

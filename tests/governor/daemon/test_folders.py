@@ -7,6 +7,7 @@ import os
 import sqlite3
 import stat
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 from structlog.testing import capture_logs
@@ -102,6 +103,43 @@ def test_what_an_earlier_daemon_left_is_cleared_and_what_this_one_leaves(runtime
         assert list(runtime_dir.iterdir()) == []
         (runtime_dir / "broker.sock").touch()
     assert list(runtime_dir.iterdir()) == []
+
+
+def acquire(runtime_dir, state_dir):
+    config = SimpleNamespace(runtime_dir=runtime_dir, state_dir=state_dir, socket_group=None)
+    with folders.acquired(config):
+        pytest.fail("it was not refused")
+
+
+def test_a_folder_with_files_of_others_is_refused_before_it_is_emptied(runtime_dir, tmp_path):
+    for name in ("thesis.tex", "a", "b", "c", "pymp-1"):
+        (runtime_dir / name).touch()
+    with pytest.raises(
+        ConfigError, match=r"run has a, b, c, \.\.\., and the daemon removes all that is there"
+    ):
+        acquire(runtime_dir, tmp_path / "state")
+    assert len(list(runtime_dir.iterdir())) == 5
+
+
+@pytest.mark.parametrize("state", [".", "state"])
+def test_a_folder_above_the_state_is_refused_before_it_is_emptied(runtime_dir, state):
+    state_dir = runtime_dir / state
+    state_dir.mkdir(exist_ok=True)
+    (state_dir / "governor.db").touch()
+    with pytest.raises(ConfigError, match=r"run has its state_dir, .*: choose a folder of its own"):
+        acquire(runtime_dir, state_dir)
+    assert (state_dir / "governor.db").exists()
+
+
+@pytest.mark.parametrize("left", [["pymp-1", "broker.output"], ["broker.sock", "of an older version"], []])
+def test_a_folder_that_a_daemon_had_is_taken(runtime_dir, tmp_path, monkeypatch, left):
+    for name in left:
+        (runtime_dir / name).touch()
+    warmed_up = []
+    monkeypatch.setattr(folders.process, "warm_up", lambda *, folder: warmed_up.append(folder))
+    config = SimpleNamespace(runtime_dir=runtime_dir, state_dir=tmp_path, socket_group=None)
+    with folders.acquired(config):
+        assert warmed_up == [runtime_dir]
 
 
 def test_a_folder_that_another_daemon_has_made_in_the_place_of_ours_is_left_alone(runtime_dir):
