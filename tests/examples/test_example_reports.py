@@ -1,4 +1,4 @@
-"""The report and the live page of each example, in a real Chromium; those with torch are looked at where they are played."""
+"""The report and the live page of each example that is one run, in a real Chromium; those with torch are looked at where they are played."""
 
 import re
 
@@ -9,7 +9,7 @@ from tests.support.pages.example_runs import examples_path
 from tests.support.pages.report_documents import HOSTILE
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
-PLAYED_ELSEWHERE = {"ppo", "stable_baselines3"}
+PLAYED_ELSEWHERE = {"ppo", "stable_baselines3", "sweep"}
 RUN = """\
 name: hostile
 conductors:
