@@ -6,6 +6,7 @@ Names end up in file names, socket paths and service names; their alphabet is na
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from typing import Annotated, Any, Literal, TypeAlias
@@ -51,7 +52,7 @@ def _without(kinds: tuple[type, type], value: Any, levels: int) -> Any:
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Accepts what both JSON and msgpack carry: text keys, no other objects, integers of 64 bits. Not recursive."""
+    """Accepts what both JSON and msgpack carry: text keys, no other objects, integers of 64 bits, finite numbers. Not recursive."""
     pending: list[tuple[str, object, int]] = [("", values, 0)]
     while pending:
         place, item, depth = pending.pop()
@@ -71,6 +72,8 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 def _not_plain(item: object) -> str:
     if isinstance(item, int) and not -(2**63) <= item < 2**64:
         return "does not fit 64 bits"
+    if isinstance(item, float) and not math.isfinite(item):
+        return f"{item} is no number that a record in JSON can have: write the text '{item}', and let the code say float('{item}')"
     if isinstance(item, str) and any("\ud800" <= character <= "\udfff" for character in item):
         return "holds a text that is not valid Unicode"
     if item is None or isinstance(item, str | int | float | dict | list):

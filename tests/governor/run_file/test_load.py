@@ -94,6 +94,13 @@ def test_silence_and_stalls():
         ("    walker:", "    lake:", 7, "conductors.agents.lake", "already used by an environment"),
         ("alpha: 0.5", "alpha: 99999999999999999999", 7, "conductors.agents.walker.params", "64 bits"),
         (
+            "alpha: 0.5",
+            "alpha: [1, -.inf]",
+            7,
+            "conductors.agents.walker.params",
+            "alpha[1]: -inf is no number",
+        ),
+        (
             "environment: lake",
             "environment: laek",
             10,
