@@ -14,11 +14,12 @@ _PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|s|h|d)")
 PATTERN: Final = r"^\s*(?:\d+(?:\.\d+)?\s*(?:ms|min|s|h|d)\s*)+$"
 """The same grammar as one regular expression, for a JSON schema. That units do not repeat is checked in code."""
 
+LONGEST: Final = 36_500 * _UNITS["d"]
 HOW_TO: Final = "write a number of seconds, or a text like '30s', '15min', '1h30min', '200ms'"
 
 
 def seconds(value: object) -> float:
-    """Seconds of `value`, a number or a text of parts with units; finite and not negative.
+    """Seconds of `value`, a number or a text of parts with units; not negative, and a hundred years at most.
 
     Raises:
         ValueError: `value` is no duration; the message says how to write one.
@@ -28,6 +29,8 @@ def seconds(value: object) -> float:
     total = _of_text(value) if isinstance(value, str) else _finite(value)
     if not math.isfinite(total) or total < 0:
         raise ValueError(f"{value!r} is no duration: it must be finite and not below 0")
+    if total > LONGEST:
+        raise ValueError(f"{value!r} is longer than {LONGEST / _UNITS['d']:.0f}d")
     return total
 
 

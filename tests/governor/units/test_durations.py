@@ -50,6 +50,12 @@ def test_refuses_the_rest_with_a_message(written):
         durations.seconds(written)
 
 
+def test_a_hundred_years_are_the_longest():
+    assert durations.seconds("36500d") == 36_500 * 86_400
+    with pytest.raises(ValueError, match="1e\\+300 is longer than 36500d"):
+        durations.seconds(1e300)
+
+
 @given(st.tuples(*(st.integers(0, 999) for _ in range(4))))
 def test_parts_add_up(parts):
     hours, minutes, seconds, millis = parts
