@@ -100,9 +100,17 @@ def _file_of(entry: Entry) -> IO[bytes]:
 
 
 def _count(digest: Any, info: tarfile.TarInfo) -> None:
-    digest.update(
-        msgspec.msgpack.encode((info.name, info.type, info.size if info.isreg() else 0, info.linkname))
-    )
+    size = info.size if info.isreg() else 0
+    digest.update(msgspec.msgpack.encode((_plain(info.name), info.type, size, _plain(info.linkname))))
+
+
+def _plain(name: str) -> str | bytes:
+    """A name that is not UTF-8 as its bytes."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return os.fsencode(name)
+    return name
 
 
 class _Read:

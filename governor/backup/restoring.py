@@ -40,7 +40,8 @@ def restore(file: IO[bytes], state_dir: Path, *, name: str) -> About:
                 f"{state_dir / used} is there already: name a new folder with --state-dir, or move it away"
             )
     for left in state_dir.glob(f"{_PREFIX}*"):  # of a restore that was killed: the folder is locked
-        shutil.rmtree(left)
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left)
     unpacked = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=state_dir))
     try:
         about = archive.extract(file, unpacked, name=name)

@@ -47,6 +47,7 @@ def state(tmp_path):
     (folder / "runs" / "works" / "program").write_text("#!/bin/sh\n")
     (folder / "runs" / "works" / "program").chmod(0o700)
     (folder / "runs" / "works" / "latest").symlink_to("episodes/train.arrow")
+    (folder / "runs" / "works" / "caf\udce9").symlink_to("th\udce9")
     (folder / "runs" / "works" / "logs").mkdir()
     (folder / "runs" / "works" / "logs" / "large").write_bytes(bytes(50_000))
     (folder / "runs" / "works" / "code" / "agents").mkdir(parents=True)
@@ -99,6 +100,7 @@ def test_all_comes_back(state, tmp_path):
     del kept["ray-token"]
     assert tree(folder) == kept
     assert (folder / "runs/works/latest").readlink().name == "train.arrow"
+    assert (folder / "runs/works/caf\udce9").readlink().name == "th\udce9", "names that are not UTF-8"
     assert (folder / "runs/works/logs").is_dir()
     assert uids(folder) == {"works", "old", "new"}
     assert restored_from(folder) == f"restored from the backup of 2001-09-09 01:46:40 UTC, of {state} on m"
@@ -229,8 +231,9 @@ def test_what_a_restore_that_was_killed_has_left_is_removed(state, tmp_path):
     data, _ = backed_up(state)
     folder = target(tmp_path)
     (folder / ".restored-left" / "runs").mkdir(parents=True)
+    (folder / ".restored-file").touch()
     restore(io.BytesIO(data), folder, name="b")
-    assert list(folder.glob(".restored-*")) == []
+    assert [path.name for path in folder.glob(".restored-*")] == [".restored-file"], "it is no folder of ours"
 
 
 def test_a_changed_byte_is_found(state, tmp_path):
