@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 STATUS_SECONDS: Final = 2.0
 """Between two questions for the status of a run that is followed."""
+NUMBER: Final = click.IntRange(0, 1_000_000_000)
+"""Of episodes, runs, events, and how many to keep."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
 run_argument = click.argument("uid", metavar="RUN")
@@ -46,7 +48,7 @@ def ask(broker: str | None, question: Callable[[Executor], Awaitable[T]]) -> T:
 def is_elsewhere(broker: str | None) -> bool:
     """Whether the daemon may be on another machine, so that no file on this one is of its runs."""
     return "tcp://" in (broker or os.environ.get("GOVERNOR_BROKER", "")) or (
-        not broker and "GOVERNOR_CONTEXT" in os.environ
+        not broker and bool(os.environ.get("GOVERNOR_CONTEXT"))
     )
 
 

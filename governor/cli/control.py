@@ -128,9 +128,7 @@ def _work_options(command: click.decorators.FC) -> click.decorators.FC:
     for option in (
         click.option("--phase", metavar="NAME", help="Refuse if another phase is at work."),
         click.option("--task", metavar="ID", help="This task: all its runs, or one, as 'ID[2]'."),
-        click.option(
-            "--episode", metavar="N", type=click.IntRange(min=0), help="The episode with this index."
-        ),
+        click.option("--episode", metavar="N", type=ask.NUMBER, help="The episode with this index."),
     ):
         command = option(command)
     return command

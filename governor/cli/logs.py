@@ -63,10 +63,12 @@ class _Since(click.ParamType[float]):
 @click.option("--follow", "-f", is_flag=True, help="Go on until the run has ended.")
 @click.option("--since", type=_Since(), help="Lines since then: a duration before now, or a local time.")
 @click.option("--task", metavar="ID", help="Lines of this task.")
-@click.option("--run", metavar="N", type=int, help="Lines of this run of a task with `repeat`, from 0.")
-@click.option("--attempt", metavar="N", type=int, help="Lines of this attempt, from 1.")
-@click.option("--episode", metavar="N", type=int, help="Lines of this episode.")
-@click.option("--evaluation", metavar="N", type=int, help="Lines of this evaluation, from 1.")
+@click.option(
+    "--run", metavar="N", type=ask.NUMBER, help="Lines of this run of a task with `repeat`, from 0."
+)
+@click.option("--attempt", metavar="N", type=ask.NUMBER, help="Lines of this attempt, from 1.")
+@click.option("--episode", metavar="N", type=ask.NUMBER, help="Lines of this episode.")
+@click.option("--evaluation", metavar="N", type=ask.NUMBER, help="Lines of this evaluation, from 1.")
 @click.option(
     "--level",
     type=click.Choice(LEVELS, case_sensitive=False),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command("prune", short_help="Remove ended runs.")
-@click.option("--keep-runs", type=click.IntRange(min=0), metavar="N", help="Keep the newest N ended runs.")
+@click.option("--keep-runs", type=ask.NUMBER, metavar="N", help="Keep the newest N ended runs.")
 @click.option(
     "--keep-days",
     type=click.FloatRange(min=0),
@@ -91,7 +91,7 @@ async def _without_daemon(
             await pruner.finish()
             if left := journal.marked():
                 raise NotPermitted(
-                    f"files of {', '.join(left)} below {state_dir / 'runs'} can't be removed: check their owners"
+                    f"files of {', '.join(left)} below {state_dir / 'runs'} can't be removed: check who owns them, and their folders; all other runs are pruned"
                 )
             return msgspec.structs.replace(found, removed=True)
         finally:

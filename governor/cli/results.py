@@ -63,9 +63,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1, 1000),
     help="With --failures: so many at most.  [default: 20]",
 )
-@click.option(
-    "--after", metavar="N", type=click.IntRange(min=0), help="With --failures: those after number N."
-)
+@click.option("--after", metavar="N", type=ask.NUMBER, help="With --failures: those after number N.")
 @click.option(
     "--output",
     type=click.Path(path_type=Path),

@@ -14,7 +14,7 @@ from governor.cli.rendering.lines import say
 @click.option(
     "--after",
     metavar="SEQ",
-    type=click.IntRange(min=0),
+    type=ask.NUMBER,
     default=0,
     help="Show events above this number only.",
 )

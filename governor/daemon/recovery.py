@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from governor.daemon.damage import UNREADABLE, damage_in
 from governor.daemon.heartbeat import DaemonHeartbeat
 from governor.errors import RecordDamaged
 from governor.files import temporary
+from governor.journal import removal
 from governor.journal.tables import RECORD_OF
 from governor.processes import leftovers
 from governor.processes.identity import ProcessIdentity
@@ -318,12 +318,12 @@ async def _begin_anew(journal: Journal, uid: str, past: History, *, folder: Path
 
 def _remove_work(folder: Path) -> None:
     if not (folder / snapshot.FOLDER).is_dir():
-        shutil.rmtree(folder, ignore_errors=True)
+        removal.remove(folder)
         return
     for path in [*folder.iterdir()]:
         if path.is_dir() and not path.is_symlink():
             if path.name != snapshot.FOLDER:
-                shutil.rmtree(path, ignore_errors=True)
+                removal.remove(path)
         else:
             with suppress(OSError):
                 path.unlink()
@@ -374,5 +374,5 @@ def _remove_half_written(folders: list[Path]) -> None:
             continue
         temporary(folder / "result.json").unlink(missing_ok=True)
         for name in resume.WRITTEN_WHOLE:
-            for path in (folder / name).rglob("*.part"):
+            for path in (folder / name).rglob(".*.part"):
                 path.unlink(missing_ok=True)

@@ -1,8 +1,11 @@
-"""Removes a folder with all that is in it, a little at a time. No link is followed, also none that appears meanwhile."""
+"""Removes a folder with all that is in it, a little at a time. No link is followed, also none that appears meanwhile. Folders that
+their owner may not write to, as some caches of packages are, are made writable.
+"""
 
 from __future__ import annotations
 
 import os
+import stat
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -40,6 +43,13 @@ class Removal:
         return os.path.lexists(self._folder)
 
 
+def remove(folder: Path) -> None:
+    """All at once. What can't be removed stays. Blocks."""
+    removal = Removal(folder)
+    while removal.step():
+        pass
+
+
 def _remove(folder: Path) -> Iterator[int]:
     """The bytes that each file has freed, as it is removed. Folders that are open wait on a stack: they may be deep."""
     open_folders: list[tuple[str, int, Iterator[os.DirEntry[str]]]] = []
@@ -71,12 +81,28 @@ def _remove(folder: Path) -> Iterator[int]:
 
 
 def _opened(name: str, within: int | None = None) -> tuple[str, int, Iterator[os.DirEntry[str]]]:
-    fd = os.open(name, _FOLDER, dir_fd=within)
     try:
+        fd = os.open(name, _FOLDER, dir_fd=within)
+    except PermissionError:
+        _make_writable(name, within)
+        fd = os.open(name, _FOLDER, dir_fd=within)
+    try:
+        if ~os.fstat(fd).st_mode & stat.S_IRWXU:
+            with suppress(OSError):  # it is another user's
+                os.fchmod(fd, stat.S_IRWXU)
         return name, fd, os.scandir(fd)
     except OSError:
         os.close(fd)
         raise
+
+
+def _make_writable(name: str, within: int | None) -> None:
+    """Of a folder that can't be read, either; no link is followed. Raises OSError."""
+    fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=within)
+    try:
+        os.chmod(f"/proc/self/fd/{fd}", stat.S_IRWXU)  # noqa: PTH101  # fchmod refuses such a descriptor
+    finally:
+        os.close(fd)
 
 
 def _next(entries: Iterator[os.DirEntry[str]]) -> os.DirEntry[str] | None:

@@ -42,6 +42,7 @@ ROWS: Final = 2000
 PAGES: Final = 1000
 """Returned in one transaction. SQLite searches the list of all free pages for each: so this is done after each run."""
 DAY_SECONDS: Final = 86400.0
+MOST: Final = 1_000_000_000
 RECHECK_SECONDS: Final = 3600.0
 """Interval of checks without any event, for `days`."""
 REST: Final = 3.0
@@ -52,14 +53,14 @@ log = logs.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """The bounds; None: no bound. Raises UsageError for negative ones."""
+    """The bounds; None: no bound. Raises UsageError for negative ones, and for those above `MOST`."""
 
     runs: int | None = None
     days: float | None = None
 
     def __post_init__(self) -> None:
-        if not all(bound is None or bound >= 0 for bound in (self.runs, self.days)):
-            raise UsageError(f"runs and days to keep are counted from 0 on, not {self.runs}, {self.days}")
+        if not all(bound is None or 0 <= bound <= MOST for bound in (self.runs, self.days)):
+            raise UsageError(f"runs and days to keep are from 0 to {MOST:,}, not {self.runs}, {self.days}")
 
     @property
     def is_all(self) -> bool:

@@ -314,6 +314,7 @@ class TestFiles:
             "model.part",
             "mine/data.part",
             "checkpoints/p/index.json.new",
+            "checkpoints/p/shard-0.part",
             "results/t-0.pkl",
             "agents/w.state",
             "episodes/p.jsonl",

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from governor.errors import NoSuchRun, UsageError
 from governor.journal import removal, retention, schema
 from governor.journal.journal import Journal
-from governor.journal.removal import Removal
 from governor.journal.retention import (
     DAY_SECONDS,
     Pruner,
@@ -61,9 +60,9 @@ def test_a_run_goes_when_neither_bound_keeps_it(ages, runs, days):
     assert gone == sorted(gone, key=lambda uid: -int(uid[1:])), "oldest first"
 
 
-@pytest.mark.parametrize("bounds", [{"runs": -1}, {"days": -0.5}, {"days": float("nan")}])
-def test_negative_bounds_are_refused(bounds):
-    with pytest.raises(UsageError, match="counted from 0"):
+@pytest.mark.parametrize("bounds", [{"runs": -1}, {"days": -0.5}, {"days": float("nan")}, {"runs": 10**10}])
+def test_bounds_that_make_no_sense_are_refused(bounds):
+    with pytest.raises(UsageError, match="are from 0 to 1,000,000,000"):
         RetentionPolicy(**bounds)
 
 
@@ -335,27 +334,6 @@ async def test_a_run_is_removed_in_few_transactions(journal, tmp_path):
     journal._writing.set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
     await pruner.finish()
     assert len(commits) <= 3 * 4, "three runs of some hundred pages"
-
-
-def test_what_links_lead_to_stays_and_a_deep_tree_goes(tmp_path):
-    other, folder = tmp_path / "other", tmp_path / "run"
-    other.mkdir()
-    (other / "mine").write_bytes(b"x" * 5000)
-    folder.mkdir()
-    (folder / "link").symlink_to(other)
-    (folder / "hard").hardlink_to(other / "mine")
-    (folder / "own").write_bytes(b"x" * 5000)
-    deep = folder
-    for _ in range(1500 // 5):
-        deep /= "d"
-    deep.mkdir(parents=True)
-    whole, link = removal.size(folder), (folder / "link").lstat().st_blocks * 512
-    gone = Removal(folder)
-    while gone.step():
-        pass
-    assert (gone.left, gone.files, gone.bytes) == (False, 3, whole + link)
-    assert whole == (other / "mine").stat().st_blocks * 512
-    assert (other / "mine").exists()
 
 
 async def test_one_that_was_put_aside_is_removed_by_the_next_start(journal, tmp_path):
