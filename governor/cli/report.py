@@ -71,7 +71,7 @@ def command(
     document = asyncio.run(_collect(broker, uids, asked, state_dir))
     of_group = len(uids) == 1 and groups.is_group(uids[0])
     file = output or Path(f"report-{uids[0]}.html" if of_group else _name_of(document))
-    size = write(document, file)
+    size = write(document, output.resolve() if output else file)  # what a link points to, not the link
     if as_json:
         click.echo(json.dumps({"file": str(file.absolute()), "bytes": size}))
     else:

@@ -22,6 +22,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from governor.errors import GovernorError, NotPermitted, TryAgain, UsageError
+from governor.files import temporary
 from governor.journal.disk_reserve import is_full
 from governor.rows import GROUP, encode_json, rows_of
 
@@ -80,11 +81,12 @@ def _opened(output: Path | None) -> Iterator[BinaryIO]:
         with output.open("wb") as file:
             yield file
     else:
-        beside = output.with_name(f"{output.name}.part")
+        target = output.resolve()  # what a link points to, not the link
+        beside = temporary(target)
         try:
             with _created(beside, output) as file:
                 yield file
-            beside.replace(output)
+            beside.replace(target)
         finally:
             beside.unlink(missing_ok=True)
 

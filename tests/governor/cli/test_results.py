@@ -269,6 +269,16 @@ def test_a_full_disk_exits_with_75_and_keeps_the_old_file(run, tmp_path, form):
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["run", "steps"]
 
 
+def test_a_link_leads_to_the_file_that_is_written_and_no_other_file_is_touched(run, tmp_path):
+    link, target, part = tmp_path / "link.csv", tmp_path / "steps.csv", tmp_path / "steps.csv.part"
+    link.symlink_to(target)
+    part.write_text("precious")
+    assert results("--of", "steps", "--format", "csv", "--output", link).exit_code == 0
+    assert link.is_symlink()
+    assert target.read_text().startswith('"phase"')
+    assert part.read_text() == "precious"
+
+
 def test_the_full_device_is_75(run):
     done = results("--of", "steps", "--format", "csv", "--output", "/dev/full")
     assert (done.exit_code, done.stdout) == (75, "")
