@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -44,9 +45,18 @@ def open_streams() -> None:
             setattr(sys, name, open(opened, "w" if number else "r", closefd=False))  # noqa: SIM115  # open to the end
 
 
+def replace_what_has_no_code() -> None:
+    """Characters that the encoding of a terminal does not have, and parts of names that are no text, end no output."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            is_unicode = stream.encoding.lower().startswith("utf")
+            stream.reconfigure(errors="backslashreplace" if is_unicode else "replace")
+
+
 def main() -> None:
     """Runs the command line of this process and exits with its exit code."""
     open_streams()
+    replace_what_has_no_code()
     verb = verb_of(sys.argv[1:])
     if verb in GUARDED:
         from governor.processes.guard import start_guard  # noqa: PLC0415  # the guard must hold nothing that it does not need

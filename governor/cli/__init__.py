@@ -83,6 +83,16 @@ class Verbs(click.Group):
             ctx.fail(f"no such verb {args[0]!r}{f'; did you mean {near[0]!r}?' if near else ''}")
         return super().resolve_command(ctx, args)
 
+    def main(self, *args: Any, **more: Any) -> Any:
+        try:
+            return super().main(*args, **more)
+        except OSError as error:  # --help and --version are written before any verb is invoked
+            if (full := _no_room(error)) is None:
+                raise
+            print_error(str(full))
+            drop_output()
+            sys.exit(full.exit_code)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -109,7 +119,7 @@ def _no_room(error: OSError) -> GovernorError | None:
     """The error for a full or read-only disk, else None."""
     from governor.journal import disk_reserve  # noqa: PLC0415  # where it is needed, for every verb starts by importing this
 
-    return disk_reserve.no_room(Path(error.filename or "a file"), error)
+    return disk_reserve.no_room(Path(error.filename or "standard output, or a file,"), error)
 
 
 def print_error(message: str) -> None:

@@ -70,6 +70,44 @@ def test_a_missing_stream_gets_no_descriptor_of_something_else(missing):
     assert subprocess.run(command, check=False).returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("encoding", "written"),
+    [("latin-1", b"? caf\xe9\n"), ("utf-8", "\u2500 caf\xe9\n".encode()), ("ascii", b"? caf?\n")],
+)
+def test_what_an_encoding_does_not_have_ends_no_output(encoding, written):
+    program = (
+        "from governor.__main__ import replace_what_has_no_code\nreplace_what_has_no_code()\n"
+        "print('\u2500 caf\xe9')"
+    )
+    environ = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, check=True)
+    assert done.stdout == written
+
+
+def test_the_part_of_a_name_that_is_no_text_ends_no_output():
+    program = "from governor.__main__ import replace_what_has_no_code\nreplace_what_has_no_code()\nprint('caf\\udce9')"
+    environ = {**os.environ, "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, check=True)
+    assert done.stdout == b"caf\\udce9\n"
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_on_a_full_disk_is_75(option):
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "governor", option],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 75
+    assert done.stderr.startswith(
+        "governor: error: standard output, or a file, can't be written: No space left"
+    )
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.ray
 def test_a_run_without_standard_error_has_its_end():
     with tempfile.TemporaryDirectory(prefix="gov-") as short:  # sockets are below it
