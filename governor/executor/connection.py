@@ -36,13 +36,23 @@ R = TypeVar("R", bound=ExecutorReply)
 
 def _place(broker: str | None, context: str | None) -> tuple[str, ClientKeys | None]:
     """The endpoint, and the keys for one on another machine. Raises Unreachable, UsageError."""
-    named = context or (None if broker else os.environ.get(contexts.VARIABLE))
+    named = context or (None if broker else os.environ.get(contexts.VARIABLE) or None)
     if named is None:
         return find_broker(broker), None
     if broker:
         raise UsageError("`broker` and `context` both say where the daemon is: give one of them")
     found = contexts.load(named)
     return found.endpoint, found.keys
+
+
+def _encoded(request: ExecutorRequest) -> bytes:
+    """Raises UsageError for what no message carries."""
+    try:
+        return encode(request)
+    except OverflowError:
+        raise UsageError("a number of the request does not fit 64 bits") from None
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{error.object!r} is no text in Unicode, and can't be sent: rename it") from None
 
 
 class Connection:
@@ -96,7 +106,7 @@ class Connection:
         timeout = seconds or self.timeout
         while True:
             try:
-                answer = await (send or self._request)(encode(request), timeout)
+                answer = await (send or self._request)(_encoded(request), timeout)
                 return self._expect(answer, expected, source=source)
             except GoingDown as error:
                 if not self._awaits_restart:

@@ -192,6 +192,15 @@ async def test_a_request_that_is_too_large_is_the_callers(line, monkeypatch):
         await executor.submit(RUN)
 
 
+@pytest.mark.parametrize(
+    ("name", "why"), [(2**64, "does not fit 64 bits"), ("caf\udce9", "is no text in Unicode")]
+)
+async def test_what_no_message_carries_is_the_callers(line, name, why):
+    executor = await line.open()
+    with pytest.raises(UsageError, match=why):
+        await executor.abort("abc", reason=name)
+
+
 async def test_a_watch_that_comes_back_asks_for_the_very_run_that_it_had_found(line, monkeypatch):
     monkeypatch.setattr(module, "IDLE_SECONDS", 0.2)
     executor = await line.open()

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from governor.errors import UsageError
+from governor.errors import Unreachable, UsageError
 from governor.executor import Executor
 from governor.network import contexts
 from governor.network.contexts import Context
@@ -75,6 +75,9 @@ async def test_where_an_executor_finds_its_daemon(environ, monkeypatch):
     CONTEXT.write(contexts.folder(environ) / "lab.toml")
     named = Executor(context="lab")
     assert (named.endpoint, named.keys) == ("tcp://host:5555", CONTEXT.keys)
+    monkeypatch.setenv(contexts.VARIABLE, "")
+    with pytest.raises(Unreachable, match="no daemon answers"):
+        Executor()
     monkeypatch.setenv(contexts.VARIABLE, "lab")
     assert Executor().endpoint == "tcp://host:5555"
     given = Executor("ipc:///tmp/b")
