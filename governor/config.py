@@ -249,7 +249,7 @@ class Config(Section):
         FilePath,
         AfterValidator(_short),
         Field(
-            description="Folder of the sockets; the daemon removes whatever else is there, and refuses one that has files of others. Default: "
+            description="Folder of the sockets, for this daemon alone, which empties it: one that no daemon has used must be empty. Default: "
             "`$RUNTIME_DIRECTORY`, else `$XDG_RUNTIME_DIR/run-governor`, else "
             "`/run/run-governor` for root, else `run` below the state folder.",
             examples=["/run/run-governor"],

@@ -2,17 +2,16 @@
 daemon starts.
 
 The runtime folder belongs to one daemon, which removes its content: that is from this invocation, or from one that was killed. So nothing
-is put there before its lock is held, because another daemon that starts at the same time clears it; and a folder that no daemon had is
-refused if there is anything in it.
+is put there before its lock is held, because another daemon that starts at the same time clears it. A folder that no daemon has marked as its
+own is refused if there is anything in it.
 """
 
 from __future__ import annotations
 
 import grp
 import os
-import shutil
 import stat
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -22,7 +21,7 @@ from governor.config import PRIVATE_SOCKET, WORKER_SOCKET
 from governor.daemon.state_lock import runtime_lock, state_lock
 from governor.errors import ConfigError, NotPermitted
 from governor.files import WatchedFiles
-from governor.journal import disk_reserve
+from governor.journal import disk_reserve, removal
 from governor.locations import CLIENT_SOCKET
 from governor.processes import leftovers, open_files, process
 
@@ -32,8 +31,10 @@ if TYPE_CHECKING:
     from governor.config import Config
 
 OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
-OF_PROCESSES: Final = ("pymp-", "ray-", "broker.output")
-"""What a daemon that dies before it has sockets can leave in the runtime folder."""
+MARK: Final = ".run-governor"
+"""A file in each runtime folder: a daemon may empty it. It is there before all else, and goes last."""
+OF_PROCESSES: Final = "pymp-"
+"""What multiprocessing removes when a daemon has ended, after the mark."""
 
 log = logs.get_logger()
 
@@ -42,14 +43,15 @@ log = logs.get_logger()
 def acquired(config: Config) -> Iterator[None]:
     """Raises the limit of open files, makes and locks both folders, marks all processes started from now on as this
     instance's, and starts to warm up the forkserver. Raises NotPermitted, ConfigError, NoRoom, AlreadyServed: then no
-    process was started, and the folders are empty.
+    process was started, and nothing was removed.
     """
     open_files.raise_limit()
+    if fault := not_to_be_emptied(config.runtime_dir, config.state_dir):
+        raise ConfigError("runtime_dir", [fault])
     for folder in (config.state_dir, config.runtime_dir):
         make_private(folder)
-    _refuse_state_below(config.runtime_dir, config.state_dir)
     with state_lock(config.state_dir), runtime_lock(config.runtime_dir):
-        _refuse_files_of_others(config.runtime_dir)
+        _mark(config.runtime_dir)
         if config.socket_group is not None:
             grant_group(config.socket_group, config.runtime_dir)
         leftovers.mark(config.state_dir)
@@ -61,23 +63,35 @@ def acquired(config: Config) -> Iterator[None]:
             leftovers.unmark(config.state_dir)
 
 
-def _refuse_state_below(runtime_dir: Path, state_dir: Path) -> None:
-    if state_dir.resolve().is_relative_to(runtime_dir.resolve()):
-        raise _not_to_be_emptied(runtime_dir, f"its state_dir, {state_dir}")
-
-
-def _refuse_files_of_others(runtime_dir: Path) -> None:
-    names = sorted(entry.name for entry in runtime_dir.iterdir())
-    others = [name for name in names if not name.startswith(OF_PROCESSES)]
-    if others and not {CLIENT_SOCKET, PRIVATE_SOCKET, WORKER_SOCKET} & {*others}:
-        raise _not_to_be_emptied(runtime_dir, ", ".join(others[:3]) + (", ..." if others[3:] else ""))
-
-
-def _not_to_be_emptied(runtime_dir: Path, content: str) -> ConfigError:
-    fault = (
-        f"{runtime_dir} has {content}, and the daemon removes all that is there: choose a folder of its own"
+def not_to_be_emptied(runtime_dir: Path, state_dir: Path) -> str:
+    """Why the daemon must not empty the folder, or ""."""
+    if Path(os.path.realpath(state_dir)).is_relative_to(os.path.realpath(runtime_dir)):
+        content = f"its state_dir, {state_dir}"
+    else:
+        content = _files_of_others(runtime_dir)
+    return (
+        content
+        and f"{runtime_dir} has {content}, and the daemon removes all that is there: choose a folder of its own"
     )
-    return ConfigError("runtime_dir", [fault])
+
+
+def _files_of_others(runtime_dir: Path) -> str:
+    """A few of their names, if no daemon has had the folder."""
+    try:
+        names = sorted(os.listdir(runtime_dir))  # noqa: PTH208  # names are what is asked for
+    except OSError:  # it is not there, or the lock says what is wrong with it
+        return ""
+    others = [name for name in names if not name.startswith(OF_PROCESSES)]
+    if {MARK, CLIENT_SOCKET, PRIVATE_SOCKET, WORKER_SOCKET} & {*others}:
+        return ""
+    return ", ".join(others[:3]) + (", ..." if others[3:] else "")
+
+
+def _mark(runtime_dir: Path) -> None:
+    try:
+        (runtime_dir / MARK).touch(mode=0o600)
+    except OSError as error:
+        raise disk_reserve.no_room(runtime_dir, error) or error from None
 
 
 def _warm_up(runtime_dir: Path) -> None:
@@ -149,20 +163,22 @@ def cleared(runtime_dir: Path) -> Iterator[None]:
     finally:
         if not ours.removed():
             _clear(runtime_dir)
+            with suppress(OSError):  # something can't be removed
+                (runtime_dir / MARK).unlink(missing_ok=True)
 
 
 def _clear(runtime_dir: Path) -> None:
-    """Removes everything but the forkserver's own folder, which multiprocessing removes when this process ends.
+    """Removes everything but the mark, and the forkserver's own folder, which multiprocessing removes when this process ends.
 
     The folder itself may already have been removed.
     """
     if not runtime_dir.exists():
         return
-    kept = Path(util.get_temp_dir())
+    kept = {MARK, Path(util.get_temp_dir()).name}
     for entry in runtime_dir.iterdir():
-        if entry.name == kept.name:
+        if entry.name in kept:
             continue
         if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry, ignore_errors=True)
+            removal.remove(entry)
         else:
             entry.unlink(missing_ok=True)

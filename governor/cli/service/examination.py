@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from governor import config as configuration
+from governor.daemon.folders import not_to_be_emptied
 from governor.daemon.state_lock import is_served
 from governor.errors import ConfigError, GovernorError
 from governor.executor import Executor
@@ -70,6 +71,8 @@ def examine(config_file: Path | None, *, state_dir: str | None, broker: str | No
     findings.append(Finding("ok", "configuration", str(config_file or "defaults")))
     config = _as_served(config)
     findings += [*_folder("state folder", config.state_dir), *_folder("runtime folder", config.runtime_dir)]
+    if refused := not_to_be_emptied(config.runtime_dir, config.state_dir):
+        findings[-1] = Finding("fault", "runtime folder", refused, "name another with --runtime-dir")
     findings += [
         *_disk(config),
         *_journal(config.state_dir),

@@ -109,6 +109,14 @@ def test_a_disk_with_less_than_its_reserve(state, tmp_path):
     assert (found["disk"]["level"], "governor prune" in found["disk"]["mend"]) == ("fault", True)
 
 
+def test_a_runtime_folder_that_the_daemon_would_not_take(state, runtime):
+    runtime.mkdir(mode=0o700)
+    (runtime / "thesis.tex").touch()
+    found = doctor("--state-dir", state)["runtime folder"]
+    assert (found["level"], found["mend"]) == ("fault", "name another with --runtime-dir")
+    assert found["found"].startswith(f"{runtime} has thesis.tex, and the daemon removes all that is there")
+
+
 def test_a_configuration_with_faults_is_told_with_the_findings_before_it(tmp_path):
     file = tmp_path / "g.toml"
     file.write_text("slots = 'no'\nslot = 1\n")

@@ -7,6 +7,7 @@ import os
 import sqlite3
 import stat
 import subprocess
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -131,15 +132,50 @@ def test_a_folder_above_the_state_is_refused_before_it_is_emptied(runtime_dir, s
     assert (state_dir / "governor.db").exists()
 
 
-@pytest.mark.parametrize("left", [["pymp-1", "broker.output"], ["broker.sock", "of an older version"], []])
-def test_a_folder_that_a_daemon_had_is_taken(runtime_dir, tmp_path, monkeypatch, left):
+@pytest.fixture
+def take(runtime_dir, tmp_path, monkeypatch):
+    """Acquires the folders as a daemon does, but starts no process."""
+    monkeypatch.setattr(folders.process, "warm_up", lambda *, folder: None)
+    config = SimpleNamespace(runtime_dir=runtime_dir, state_dir=tmp_path, socket_group=None)
+    return lambda: folders.acquired(config)
+
+
+@pytest.mark.parametrize("left", [["pymp-1"], ["broker.sock", "uid0"], []])
+def test_a_folder_that_a_daemon_had_is_taken(runtime_dir, take, left):
     for name in left:
         (runtime_dir / name).touch()
-    warmed_up = []
-    monkeypatch.setattr(folders.process, "warm_up", lambda *, folder: warmed_up.append(folder))
-    config = SimpleNamespace(runtime_dir=runtime_dir, state_dir=tmp_path, socket_group=None)
-    with folders.acquired(config):
-        assert warmed_up == [runtime_dir]
+    with take(), folders.cleared(runtime_dir):
+        assert [path.name for path in runtime_dir.iterdir()] == [folders.MARK]
+    assert list(runtime_dir.iterdir()) == []
+
+
+@pytest.mark.parametrize("removed", range(7))
+def test_a_daemon_that_is_killed_while_it_empties_the_folder_leaves_one_that_is_taken(
+    runtime_dir, take, monkeypatch, removed
+):
+    class Killed(BaseException):
+        pass
+
+    def kill_after(path, **_):
+        if sum(each.exists() for each in made) <= len(made) - removed:
+            raise Killed
+        unlink(path)
+
+    unlink = type(runtime_dir).unlink
+    with take():
+        pass
+    made = [
+        runtime_dir / name for name in ("broker.sock", "private.sock", "workers.sock", "metrics.sock", "uid0")
+    ]
+    for path in made:
+        path.touch()
+    with monkeypatch.context() as killing:
+        killing.setattr(type(runtime_dir), "unlink", kill_after)
+        with pytest.raises(Killed) if removed <= len(made) else nullcontext(), folders.cleared(runtime_dir):
+            pass
+    with take(), folders.cleared(runtime_dir):
+        pass
+    assert list(runtime_dir.iterdir()) == []
 
 
 def test_a_folder_that_another_daemon_has_made_in_the_place_of_ours_is_left_alone(runtime_dir):
