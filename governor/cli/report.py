@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,15 +72,17 @@ def command(
     document = asyncio.run(_collect(broker, uids, asked, state_dir))
     of_group = len(uids) == 1 and groups.is_group(uids[0])
     file = output or Path(f"report-{uids[0]}.html" if of_group else _name_of(document))
-    size = write(document, output.resolve() if output else file)  # what a link points to, not the link
+    size = write(document, file, through_links=True)
     if as_json:
         click.echo(json.dumps({"file": str(file.absolute()), "bytes": size}))
     else:
         lines.say(f"Report: {file} ({size / 1024:,.0f} KiB)", err=str(file) == "/dev/stdout")
 
 
-def write(document: Document, file: Path) -> int:
-    """Writes the page of the document, whole or not at all; returns its size in bytes. Raises UsageError where it can't be written."""
+def write(document: Document, file: Path, *, through_links: bool = False) -> int:
+    """Writes the page of the document, whole or not at all, in the place of a link or `through_links` to what it points to; returns its size
+    in bytes. Raises UsageError where it can't be written.
+    """
     from governor.files import write_whole  # noqa: PLC0415  # not for `--help`
     from governor.report.page import render  # noqa: PLC0415  # as above
 
@@ -88,7 +91,7 @@ def write(document: Document, file: Path) -> int:
         if file.exists() and not file.is_file():  # /dev/stdout, for one, must not be replaced
             file.write_bytes(page)
         elif file.parent.is_dir():
-            write_whole(file, page)
+            write_whole(Path(os.path.realpath(file)) if through_links else file, page)
         else:
             raise UsageError(f"the report can't be written to {file}: there is no folder {file.parent}")
     except OSError as error:

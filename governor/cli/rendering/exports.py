@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from contextlib import contextmanager
 from itertools import chain
@@ -81,7 +82,7 @@ def _opened(output: Path | None) -> Iterator[BinaryIO]:
         with output.open("wb") as file:
             yield file
     else:
-        target = output.resolve()  # what a link points to, not the link
+        target = Path(os.path.realpath(output))  # what a link points to, not the link
         beside = temporary(target)
         try:
             with _created(beside, output) as file:

@@ -2,11 +2,15 @@
 
 import json
 import math
+import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
 
+from governor.cli.report import write
+from governor.errors import UsageError
 from governor.report import page
 from governor.report.document import Column, Table
 from tests.support.pages.report_documents import HOSTILE, Page, document, hostile_run, run_document
@@ -78,3 +82,22 @@ def test_what_is_not_finite_is_null(value):
 def test_a_text_that_is_no_unicode_is_shown():
     _, found = of(run_document(reason="\udcff!"))
     assert found.data["runs"][0]["summary"]["reason"] == "?!"
+
+
+def test_it_is_written_through_a_users_link_in_the_place_of_a_runs_and_into_a_pipe(tmp_path):
+    given = document(run_document())
+    target, link = tmp_path / "page.html", tmp_path / "link.html"
+    link.symlink_to(target)
+    assert write(given, link, through_links=True) == target.stat().st_size
+    assert link.is_symlink()
+    target.write_text("of the user")
+    write(given, link)
+    assert not link.is_symlink()
+    assert target.read_text() == "of the user"
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as reader:
+        read = reader.submit(pipe.read_bytes)
+        size = write(given, pipe, through_links=True)
+        assert len(read.result(10)) == size
+    with pytest.raises(UsageError, match=r"can't be written to .*absent/x: there is no folder .*absent"):
+        write(given, tmp_path / "absent" / "x", through_links=True)
