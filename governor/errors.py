@@ -174,7 +174,9 @@ class AlreadyServed(TryAgain):
 
 
 class Unreachable(GovernorError):
-    """The daemon does not answer at the endpoint; or the broker there does not register a RunGovernor."""
+    """The daemon does not answer at the endpoint; or the broker there does not register a RunGovernor. Where the connection broke, a
+    request may have been carried out.
+    """
 
     exit_code = ExitCode.UNREACHABLE
     code = "unreachable"

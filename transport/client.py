@@ -247,7 +247,7 @@ class Client:
         if call.sent and self.connected:
             call.fail(DeadlineExceeded(call.service, timeout=call.timeout))
         elif call.sent:
-            text = f"the connection to {self.endpoint} broke, and there was no other one within {call.timeout:g} s"
+            text = f"the connection to {self.endpoint} broke, and there was no other one by the deadline"
             call.fail(ConnectionLost(call.service, text))
         else:
             self._fail_unsent(call)

@@ -45,7 +45,7 @@ def _place(broker: str | None, context: str | None) -> tuple[str, ClientKeys | N
     return found.endpoint, found.keys
 
 
-def _encoded(request: ExecutorRequest) -> bytes:
+def encoded(request: ExecutorRequest) -> bytes:
     """Raises UsageError for what no message carries."""
     try:
         return encode(request)
@@ -106,7 +106,7 @@ class Connection:
         timeout = seconds or self.timeout
         while True:
             try:
-                answer = await (send or self._request)(_encoded(request), timeout)
+                answer = await (send or self._request)(encoded(request), timeout)
                 return self._expect(answer, expected, source=source)
             except GoingDown as error:
                 if not self._awaits_restart:

@@ -6,8 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from governor.errors import NotPermitted, from_refusal, from_transport
-from governor.executor.connection import RETRY_SECONDS, Connection
-from governor.messages import GroupProgress, Refused, RunEvent, Watch, WatchEnd, WatchGroup, encode
+from governor.executor.connection import RETRY_SECONDS, Connection, encoded
+from governor.messages import GroupProgress, Refused, RunEvent, Watch, WatchEnd, WatchGroup
 from transport.errors import RemoteError, TooLarge, TransportError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Following(Connection):
 
     async def _receive(self, asked: Watch | WatchGroup) -> AsyncIterator[Followed | None]:
         """The messages as they come; None is a heartbeat."""
-        async for part in self._client.stream(self.service, encode(asked), idle_timeout=IDLE_SECONDS):
+        async for part in self._client.stream(self.service, encoded(asked), idle_timeout=IDLE_SECONDS):
             for reply in (self._decode(frame) if frame else None for frame in part.body):
                 if isinstance(reply, Refused):
                     raise from_refusal(reply, source=asked.uid)

@@ -60,11 +60,13 @@ async def line():
                 BrokerSettings(client_endpoint=client, worker_endpoint=worker, limits=BrokerLimits(**limits))
             )
 
-        async def open_one(*, patience=0.5, awaits_restart=True, service=SERVICE, has_broker=True, **limits):
+        async def open_one(
+            *, seconds=0.5, patience=0.5, awaits_restart=True, service=SERVICE, has_broker=True, **limits
+        ):
             if has_broker:
                 await stack.enter_async_context(broker(**limits))
             made = Executor(
-                client, timeout=0.5, patience=patience, awaits_restart=awaits_restart, service=service
+                client, timeout=seconds, patience=patience, awaits_restart=awaits_restart, service=service
             )
             return await stack.enter_async_context(made)
 
@@ -174,7 +176,7 @@ async def test_a_daemon_that_is_killed_is_waited_for_longer_than_for_an_answer(l
         await never(_request)
 
     async with line.broker(), line.serve(never_answered):
-        executor = await line.open(patience=30.0, has_broker=False)
+        executor = await line.open(seconds=5.0, patience=60.0, has_broker=False)
         request = executor._request
         monkeypatch.setattr(executor, "_request", lambda *given: tries.append(given) or request(*given))
         submitting = asyncio.create_task(executor.submit(RUN))
@@ -199,6 +201,8 @@ async def test_what_no_message_carries_is_the_callers(line, name, why):
     executor = await line.open()
     with pytest.raises(UsageError, match=why):
         await executor.abort("abc", reason=name)
+    with pytest.raises(UsageError, match=why):
+        await anext(executor.watch(name))
 
 
 async def test_a_watch_that_comes_back_asks_for_the_very_run_that_it_had_found(line, monkeypatch):
