@@ -55,7 +55,7 @@ def write(taken: Snapshot, out: IO[bytes], *, machine: str, state_dir: Path, mad
         format=FORMAT,
         governor=__version__,
         machine=machine,
-        state_dir=str(state_dir),
+        state_dir=os.fsencode(state_dir).decode(errors="replace"),
         made_at=made_at,
         runs=taken.runs,
         unended=taken.unended,

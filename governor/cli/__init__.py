@@ -14,6 +14,7 @@ import difflib
 import os
 import sys
 import traceback
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -89,7 +90,8 @@ class Verbs(click.Group):
         except OSError as error:  # --help and --version are written before any verb is invoked
             if (full := _no_room(error)) is None:
                 raise
-            print_error(str(full))
+            with suppress(OSError):  # standard error is full, too
+                print_error(str(full))
             drop_output()
             sys.exit(full.exit_code)
 

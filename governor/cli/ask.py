@@ -29,6 +29,7 @@ STATUS_SECONDS: Final = 2.0
 """Between two questions for the status of a run that is followed."""
 NUMBER: Final = click.IntRange(0, 1_000_000_000)
 """Of episodes, runs, events, and how many to keep."""
+FROM_1: Final = click.IntRange(1, 1_000_000_000)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
 run_argument = click.argument("uid", metavar="RUN")

@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 import time
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -43,10 +44,8 @@ class _Since(click.ParamType[float]):
     name = "10m|TIME"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
+        with suppress(ValueError):
             return time.time() - durations.seconds(_MINUTES.sub("min", value))
-        except ValueError:
-            pass
         try:
             return datetime.fromisoformat(value).timestamp()
         except ValueError:
@@ -63,12 +62,10 @@ class _Since(click.ParamType[float]):
 @click.option("--follow", "-f", is_flag=True, help="Go on until the run has ended.")
 @click.option("--since", type=_Since(), help="Lines since then: a duration before now, or a local time.")
 @click.option("--task", metavar="ID", help="Lines of this task.")
-@click.option(
-    "--run", metavar="N", type=ask.NUMBER, help="Lines of this run of a task with `repeat`, from 0."
-)
-@click.option("--attempt", metavar="N", type=ask.NUMBER, help="Lines of this attempt, from 1.")
+@click.option("--run", metavar="N", type=ask.NUMBER, help="Lines of this run of a task with `repeat`.")
+@click.option("--attempt", metavar="N", type=ask.FROM_1, help="Lines of this attempt.")
 @click.option("--episode", metavar="N", type=ask.NUMBER, help="Lines of this episode.")
-@click.option("--evaluation", metavar="N", type=ask.NUMBER, help="Lines of this evaluation, from 1.")
+@click.option("--evaluation", metavar="N", type=ask.FROM_1, help="Lines of this evaluation.")
 @click.option(
     "--level",
     type=click.Choice(LEVELS, case_sensitive=False),

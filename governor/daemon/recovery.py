@@ -375,4 +375,5 @@ def _remove_half_written(folders: list[Path]) -> None:
         temporary(folder / "result.json").unlink(missing_ok=True)
         for name in resume.WRITTEN_WHOLE:
             for path in (folder / name).rglob(".*.part"):
-                path.unlink(missing_ok=True)
+                with suppress(OSError):  # it is a folder of user code, or in one that is read-only
+                    path.unlink()

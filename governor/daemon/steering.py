@@ -367,7 +367,7 @@ def require_work(asked: ChangeWork, phase: Phase) -> None:
 
 def _require_run(phase: Phase, task: TaskSection, run: int) -> None:
     if run >= task.repeat == 1:
-        raise UsageError(f"task {task.id!r} has no repeat, and one run: say {task.id}")
+        raise UsageError(f"task {task.id!r} has one run, without a number: say {task.id}")
     if run >= task.repeat:
         raise UsageError(f"task {task.id!r} has {task.repeat} runs, numbered from 0: none is {run}")
     if min(phase.max_repeat_per_runner or task.repeat, task.repeat) > 1:

@@ -59,8 +59,9 @@ class RetentionPolicy:
     days: float | None = None
 
     def __post_init__(self) -> None:
-        if not all(bound is None or 0 <= bound <= MOST for bound in (self.runs, self.days)):
-            raise UsageError(f"runs and days to keep are from 0 to {MOST:,}, not {self.runs}, {self.days}")
+        for what, bound in (("runs", self.runs), ("days", self.days)):
+            if bound is not None and not 0 <= bound <= MOST:
+                raise UsageError(f"{what} to keep are from 0 to {MOST:,}, not {bound}")
 
     @property
     def is_all(self) -> bool:

@@ -121,12 +121,12 @@ Entry: TypeAlias = Annotated[str, Field(pattern=ENTRY, max_length=256)]
 Duration: TypeAlias = Annotated[
     float,
     BeforeValidator(_duration),
-    _or_text({"type": "number", "exclusiveMinimum": 0}, durations.PATTERN),
+    _or_text({"type": "number", "exclusiveMinimum": 0, "maximum": durations.LONGEST}, durations.PATTERN),
 ]
 AnyDuration: TypeAlias = Annotated[
     float,
     BeforeValidator(durations.seconds),
-    _or_text({"type": "number", "minimum": 0}, durations.PATTERN),
+    _or_text({"type": "number", "minimum": 0, "maximum": durations.LONGEST}, durations.PATTERN),
 ]
 """A duration that may be 0."""
 Size: TypeAlias = Annotated[

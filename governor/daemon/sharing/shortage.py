@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from typing import TYPE_CHECKING, Final
 
 from governor import logs
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from states.amounts import Shared
 
 LOOK_SECONDS: Final = 1.0
+TELL_SECONDS: Final = 60.0
 MEMORY_SHARE: Final = 20
 PART_OF_THE_LOSS: Final = 3
 
@@ -58,6 +60,7 @@ class Shortage:
         self._before: Mapping[str, int] = {}
         """What the folders of runs had when less than the reserve was left for the first time, or when a run was ended for it."""
         self._left_before: int | None = None
+        self._tell_again = 0.0
         self._next = 0
         """With less than this left on the disk another run ends."""
 
@@ -114,7 +117,9 @@ class Shortage:
         self._before, self._left_before = sizes, left
         self._next = (reserve if left_before is None else left) // 2
         if left_before is None:
-            log.warning("disk.reserve_touched", left=left, reserve=reserve, sizes=dict(sizes))
+            if (now := time.monotonic()) >= self._tell_again:
+                log.warning("disk.reserve_touched", left=left, reserve=reserve, sizes=dict(sizes))
+                self._tell_again = now + TELL_SECONDS
             return
         taken = {uid: size - before.get(uid, 0) for uid, size in sizes.items()}
         most = max(taken, key=taken.__getitem__, default="")

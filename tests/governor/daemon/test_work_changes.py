@@ -41,7 +41,7 @@ TRAIN, FIT, ROWS = RUN.phases
         (FIT, {"task": "laod"}, "phase 'fit' has no task 'laod'; did you mean 'load'?"),
         (FIT, {"task": "laod[0]"}, "phase 'fit' has no task 'laod'; did you mean 'load'?"),
         (FIT, {"task": "fit[4]"}, "task 'fit' has 4 runs, numbered from 0: none is 4"),
-        (FIT, {"task": "load[1]"}, "task 'load' has no repeat, and one run: say load"),
+        (FIT, {"task": "load[1]"}, "task 'load' has one run, without a number: say load"),
         (FIT, {"task": "fit[02]"}, "phase 'fit' has no task 'fit[02]'; did you mean 'fit'?"),
         (FIT, {"task": "fit[-1]"}, "phase 'fit' has no task 'fit[-1]'; did you mean 'fit'?"),
         (
