@@ -104,12 +104,12 @@ class PhaseStatistics:
             values |= {name: value for name, value in record.metrics.items() if name not in values}
         at = figures.seconds[record.worker]
         for name, value in values.items():
-            curve = figures.curves.get(prefix + name)
-            if curve is None:
-                if len(figures.curves) >= CURVES:
-                    continue
-                curve = figures.curves[prefix + name] = Curve()
-            curve.add(value, episode=key, step=figures.steps, at=at)
+            if (curve := _curve_of(figures, prefix + name)) is not None:
+                curve.add(value, episode=key, step=figures.steps, at=at)
+        for name in record.metrics:
+            finite = name.removesuffix(NONFINITE)
+            if finite not in values and (curve := _curve_of(figures, prefix + finite)) is not None:
+                curve.unusable += 1
 
     def _add_to_stage(self, record: EpisodeRecord, value: float | None) -> None:
         """The first episode of a stage tells that the checkpoints of the whole ones before have been taken."""
@@ -169,3 +169,11 @@ def _of_user(figures: PhaseFigures) -> dict[str, float]:
         else:
             found |= {f"{name}_mean": spread.mean, f"{name}_min": spread.low, f"{name}_max": spread.high}
     return found
+
+
+def _curve_of(figures: PhaseFigures, name: str) -> Curve | None:
+    """None if there are too many."""
+    curve = figures.curves.get(name)
+    if curve is None and len(figures.curves) < CURVES:
+        curve = figures.curves[name] = Curve()
+    return curve

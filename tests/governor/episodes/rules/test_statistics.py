@@ -114,14 +114,14 @@ def test_curves_are_of_complete_episodes_and_evaluations_have_their_own():
                 steps=2,
                 seconds=0.5,
                 values={"left": 1.0},
-                metrics={"loss": math.nan if index == 5 else 0.25},
+                metrics={"loss": 0.25} if index != 5 else {"loss.nonfinite": 1.0, "never.nonfinite": 1.0},
                 evaluation=int(index >= 10),
             )
         )
     curves = statistics.figures.curves
     assert sorted(curves) == [
         *("evaluation.loss", "evaluation.return", "evaluation.return.left", "evaluation.steps"),
-        *("loss", "return", "return.left", "steps"),
+        *("loss", "loss.nonfinite", "never", "never.nonfinite", "return", "return.left", "steps"),
     ]
     assert [window.first_key for window in curves["return"].in_order] == [0, 1, 2, 4, 5, 6, 7, 8, 9]
     last = curves["return"].in_order[-1]
@@ -131,6 +131,7 @@ def test_curves_are_of_complete_episodes_and_evaluations_have_their_own():
     [evaluation] = curves["evaluation.return"].in_order
     assert (evaluation.first_key, evaluation.count, evaluation.mean, evaluation.last_step) == (1, 2, 10.5, 20)
     assert (curves["loss"].count, curves["loss"].unusable) == (8, 1)
+    assert (curves["never"].count, curves["never"].unusable) == (0, 1)
 
 
 def test_so_many_metrics_have_a_curve():
