@@ -282,7 +282,7 @@ def from_transport(error: TransportError, *, endpoint: str) -> GovernorError:  #
     from transport.connection import UNKNOWN_KEY  # noqa: PLC0415  # as above
 
     match error:
-        case errors.MalformedFrames():
+        case errors.MalformedFrames() | errors.ClientClosed():
             return UsageError(str(error))
         case errors.ServiceNotFound() if error.service != SERVICE:
             return Unreachable(

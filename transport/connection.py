@@ -69,7 +69,7 @@ async def flush_closed(*, timeout: float) -> None:  # noqa: ASYNC109 - the calle
 
 
 UNKNOWN_KEY: Final = "it does not know our key"
-NO_HANDSHAKE: Final = "it ends each handshake: it has another key than we expect, or it wants one and we have none, or it has no room"
+NO_HANDSHAKE: Final = "it ends each handshake: it has another key than we expect, or it wants one and we have none, or it has no room, or has ended"
 
 
 class Connection:

@@ -11,6 +11,7 @@ Rules:
 from __future__ import annotations
 
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
@@ -28,7 +29,6 @@ from governor.files import put_in_place, temporary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     from governor.index_ranges import IndexRanges
 
@@ -199,10 +199,11 @@ def _closing(merge: Merge, *, episodes: IndexRanges | None = None) -> Iterator[p
         yield from merge.tables(episodes=episodes)
 
 
-def read(run_folder: Path, phase: str | None = None) -> pa.Table:
+def read(run_folder: str | Path, phase: str | None = None) -> pa.Table:
     """All steps of a phase, or of all phases, finalized or not, as one table in memory with a row for each step (see rule 4).
     Raises UsageError without steps or if the phases differ in their columns, and OSError.
     """
+    run_folder = Path(run_folder)
     phases = phases_of(run_folder) if phase is None else [phase]
     found = [one for name in phases if (one := tables(run_folder, name)) is not None]
     if not found:

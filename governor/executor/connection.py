@@ -19,7 +19,8 @@ from governor.errors import (
     from_transport,
 )
 from governor.locations import find_broker, refuse_stale_socket
-from governor.messages import SERVICE, Done, ExecutorReply, ExecutorRequest, Refused, decode_reply, encode
+from governor.messages import SERVICE, Done, ExecutorReply, ExecutorRequest, Refused, decode_reply
+from governor.messages.base import plain
 from governor.network import contexts
 from transport.client import Client
 from transport.errors import BadEndpoint, TransportError
@@ -45,10 +46,23 @@ def _place(broker: str | None, context: str | None) -> tuple[str, ClientKeys | N
     return found.endpoint, found.keys
 
 
+def _of_numpy(value: object) -> object:
+    """Values of numpy as Python's. Raises TypeError."""
+    from governor.units.fields import without_numpy  # noqa: PLC0415  # pydantic is slow; few requests need it
+
+    found = without_numpy(value)
+    return plain(value) if found is value else found
+
+
+_encode: Final = msgspec.msgpack.Encoder(enc_hook=_of_numpy).encode
+
+
 def encoded(request: ExecutorRequest) -> bytes:
     """Raises UsageError for what no message carries."""
     try:
-        return encode(request)
+        return _encode(request)
+    except TypeError as error:
+        raise UsageError(f"the request has a value of a wrong type: {error}") from None
     except OverflowError:
         raise UsageError("a number of the request does not fit 64 bits") from None
     except UnicodeEncodeError as error:

@@ -71,8 +71,8 @@ class Done(Message, frozen=True):
     """The command was accepted; its end is an event of the run."""
 
 
-def _plain(value: object) -> object:
-    """A section of the run file as plain data; without pydantic there is none. A kind of text as a text."""
+def plain(value: object) -> object:
+    """A section of the run file as plain data; without pydantic there is none. A kind of text as a text. Raises TypeError."""
     if isinstance(value, str):
         return str(value)
     sections = sys.modules.get("governor.units.sections")
@@ -81,4 +81,4 @@ def _plain(value: object) -> object:
     return vars(value)
 
 
-encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+encode = msgspec.msgpack.Encoder(enc_hook=plain).encode

@@ -9,6 +9,7 @@ Rules:
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from governor.units.fields import without_numpy
 from governor.units.sections import spell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from governor.run_file.cells import Cell
     from governor.run_file.options import Options
@@ -138,11 +139,25 @@ def parse(data: object, source: str = "run") -> Run:
     return run
 
 
+def _folder(given: str | Path | None) -> str:
+    """Its path. Raises UsageError."""
+    folder = Path(given or ".").resolve()
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder, and can't be the one that the run's code is in")
+    return str(folder)
+
+
+def _mapping(run: object) -> dict[str, Any]:
+    if not isinstance(run, Mapping):
+        raise UsageError(f"a run is a file, a governor.Run or a mapping, not {type(run).__name__}")
+    return dict(run)
+
+
 def in_plain(
     run: Run | Examined | Mapping[str, Any] | str | Path, folder: str | Path | None
 ) -> tuple[dict[str, Any], str, str]:
     """The run as plain data, its import folder, and its name in errors. Raises RunFileError, UsageError for a run with a matrix."""
-    here = str(Path(folder or ".").resolve())
+    here = _folder(folder)
     if isinstance(run, str | Path):
         run = examine(run)
     source = run.source if isinstance(run, Examined) else run.name if isinstance(run, Run) else "run"
@@ -150,7 +165,7 @@ def in_plain(
         here = here if folder else str(run.folder)
         run = run.run()
     elif not isinstance(run, Run):
-        run = parse(dict(run))
+        run = parse(_mapping(run))
     if run.matrix is not None:
         raise UsageError(
             f"{source} has a matrix, it is a group of runs: `governor submit`, or Executor.submit_group, hands it to a daemon"
@@ -164,7 +179,7 @@ def group_in_plain(
     """As `in_plain`, with its matrix: phases that inherit still do, since their values may change. `changes`: keys of the run file that
     replace its own; of a mapping those that it has. Raises RunFileError.
     """
-    here = str(Path(folder or ".").resolve())
+    here = _folder(folder)
     data: dict[str, Any]
     if isinstance(run, str | Path):
         run = examine(run)
@@ -174,7 +189,7 @@ def group_in_plain(
     elif isinstance(run, Run):
         data, source = run.raw(), run.name
     else:
-        data, source = without_numpy(dict(run)), "run"
+        data, source = without_numpy(_mapping(run)), "run"
     changed = {key: value for key, value in changes.items() if value}
     for key, value in changed.items():
         data = {**data, key: {**(data.get(key) or {}), **value} if isinstance(value, dict) else value}

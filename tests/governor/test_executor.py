@@ -7,6 +7,7 @@ import contextlib
 import tempfile
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from governor.errors import (
@@ -203,6 +204,24 @@ async def test_what_no_message_carries_is_the_callers(line, name, why):
         await executor.abort("abc", reason=name)
     with pytest.raises(UsageError, match=why):
         await anext(executor.watch(name))
+
+
+async def test_values_of_numpy_are_sent_as_pythons_and_other_objects_are_refused(line):
+    executor = await line.open()
+    asked, answer = going_down(until=0)
+    async with line.serve(answer):
+        await executor.submit(RUN, params={"a": np.float64(0.5), "b": np.arange(2)})
+    assert asked[0].params == {"a": 0.5, "b": [0, 1]}
+    with pytest.raises(UsageError, match=r"a value of a wrong type: .* type object"):
+        await executor.submit(RUN, params={"a": object()})
+
+
+async def test_one_that_is_closed_says_so_at_once(line):
+    executor = await line.open(patience=60.0)
+    await executor.__aexit__()
+    async with asyncio.timeout(10):
+        with pytest.raises(UsageError, match="the client was closed"):
+            await executor.status()
 
 
 async def test_a_watch_that_comes_back_asks_for_the_very_run_that_it_had_found(line, monkeypatch):

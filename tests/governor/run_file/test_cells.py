@@ -245,5 +245,14 @@ def test_a_group_in_plain_is_read_again_as_the_same_group(read):
         assert (run.name, run.labels) == ("other", {"a": "b"})
     with pytest.raises(UsageError, match="has a matrix, it is a group of runs"):
         in_plain(found, None)
+    for given in (None, 3):
+        with pytest.raises(UsageError, match=r"a run is a file, a governor\.Run or a mapping, not"):
+            group_in_plain(given, None)
+        with pytest.raises(UsageError, match=r"a run is a file, a governor\.Run or a mapping, not"):
+            in_plain(given, None)
+    with pytest.raises(
+        UsageError, match="absent is no folder, and can't be the one that the run's code is in"
+    ):
+        group_in_plain(data, f"{folder}/absent")
     with pytest.raises(RunFileError, match="must be a whole number"):
         group_in_plain({**data, "matrix": {"seed": ["x"]}}, None)
