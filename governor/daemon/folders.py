@@ -51,9 +51,9 @@ def acquired(config: Config) -> Iterator[None]:
     for folder in (config.state_dir, config.runtime_dir):
         make_private(folder)
     with state_lock(config.state_dir), runtime_lock(config.runtime_dir):
-        _mark(config.runtime_dir)
         if config.socket_group is not None:
             grant_group(config.socket_group, config.runtime_dir)
+        _mark(config.runtime_dir)
         leftovers.mark(config.state_dir)
         try:
             _warm_up(config.runtime_dir)

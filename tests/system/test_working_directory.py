@@ -107,9 +107,11 @@ async def test_every_process_with_user_code_works_in_the_run_files_folder(instan
 
 
 async def test_a_folder_that_is_gone_is_the_reason(instance, code, walk):
-    shutil.rmtree(code)
     async with instance.serve() as tree, asyncio.timeout(60):
+        await tree.executor.drain()
         uid = await tree.executor.submit({**walk(), "restart": {"conductors": 0}}, folder=code)
+        shutil.rmtree(code)
+        await tree.executor.undrain()
         _, result = await tree.end(uid)
     assert result.outcome == "failed"
     assert f"the run file's folder {code} cannot be entered (No such file or directory)" in result.reason

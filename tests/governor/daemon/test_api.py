@@ -144,7 +144,7 @@ async def test_a_pruned_run_is_reported_as_such_and_its_key_stays_its_own(daemon
     with pytest.raises(UsageError, match="another run file"):
         await daemon.executor.submit(TWO, key="k")
     assert len(daemon.queue) == 0
-    with pytest.raises(UsageError, match="counted from 0"):
+    with pytest.raises(UsageError, match="days to keep are from 0 to"):
         await daemon.executor.prune(keep_days=-1.0)
 
 
