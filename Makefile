@@ -19,16 +19,15 @@ PURE := tests/states tests/transport/test_broker_*.py tests/transport/test_frame
 check: lint types imports site
 	$(BIN)/python -m pytest -q -n 2 -m "not long" $(PURE)
 
-# Four at a time on two cores: much of a test is waiting for another process.
-WORKERS ?= 4
+# Three at a time on two cores: some of a test is waiting for another process. With four each takes longer, and all together too.
+WORKERS ?= 3
 test: lint types imports site
 	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not long"
 
 # What takes long: rare faults of whole process trees, large graphs, random stories by the thousand, foreign counterparts, the
-# short fault campaign. They keep the cores busy: fewer at a time, or each of them waits.
-LONG_WORKERS ?= 3
+# short fault campaign.
 test-all: test
-	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q -n $(LONG_WORKERS) -m "long or hypothesis" --timeout 900 -o faulthandler_timeout=895
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q -n $(WORKERS) -m "long or hypothesis" --timeout 900 -o faulthandler_timeout=895
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
