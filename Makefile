@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 run: $(VENV)/.run
 	$(BIN)/governor run examples/frozen_lake/run.yaml
 
-# What is over within a minute: the pure parts, the run file, the command line.
+# What is over soon: the pure parts, the run file, the command line.
 PURE := tests/states tests/transport/test_broker_*.py tests/transport/test_frames.py tests/transport/test_envelope.py \
 	tests/governor/cli tests/governor/run_file tests/governor/units \
 	tests/governor/tasks/scheduling tests/governor/episodes/rules \

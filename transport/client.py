@@ -159,7 +159,7 @@ class Client:
         Args:
             service: 1 to 255 printable ASCII characters.
             body: the frames of the request, which may be none.
-            timeout: seconds until the request ends with DeadlineExceeded.
+            timeout: seconds until the request ends with DeadlineExceeded, or with ConnectionLost if the connection broke and there is no other.
             idempotent: whether it may be started again, which is done after a lost connection or worker, until its deadline.
 
         Raises:
@@ -182,7 +182,7 @@ class Client:
         Args:
             service: as for `request`.
             body: as for `request`.
-            idle_timeout: seconds without any part after which the stream ends with DeadlineExceeded.
+            idle_timeout: seconds without any part after which the stream ends, as a request does.
 
         Raises:
             RequestError: one of its subclasses, after all parts that came before.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.option("--keep-runs", type=ask.NUMBER, metavar="N", help="Keep the newest N ended runs.")
 @click.option(
     "--keep-days",
-    type=click.FloatRange(0, 1_000_000_000),
+    type=click.FloatRange(0, ask.NUMBER.max),
     metavar="D",
     help="Keep runs that ended within the last D days, too.",
 )

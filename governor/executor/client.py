@@ -66,7 +66,7 @@ R = TypeVar("R", bound=ExecutorReply)
 class Executor(Control, RunFiles, Groups):
     """The client of a daemon: an async context manager, ``async with Executor() as executor: ...``.
 
-    Each call may raise Unreachable (there is no daemon, also after `patience`), NoAnswer (no reply within `timeout`) and NotPermitted.
+    Each call may raise Unreachable (no daemon was reached within `patience`), NoAnswer (no reply within `timeout`) and NotPermitted.
 
     Args:
         broker: the daemon's endpoint, or the path of its socket. By default ``$GOVERNOR_BROKER``, else the socket in the first

@@ -84,9 +84,7 @@ class Control(Connection):
         counts. Raises NoSuchRun, AlreadyEnded, TryAgain, UsageError for a path that leads nowhere or what can't change now, RunFileError for
         values that it can't have.
         """
-        from governor.units.fields import without_numpy  # noqa: PLC0415  # pydantic, for this verb alone
-
-        asked = ChangeRun(uid=uid, values=without_numpy(dict(values)), reason=reason, dry_run=dry_run)
+        asked = ChangeRun(uid=uid, values=dict(values), reason=reason, dry_run=dry_run)
         return await self._ask(asked, RunChanged, source=uid)
 
     async def abort(self, uid: str, reason: str = "") -> None:

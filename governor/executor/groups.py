@@ -115,10 +115,7 @@ class Groups(Following, Packages):
         self, uid: str, values: Mapping[str, Any], reason: str = "", *, dry_run: bool = False
     ) -> GroupChanged:
         """As `set`, for all runs of a group that have not ended: none of them, where one refuses it. Raises as `set`."""
-        from governor.units.fields import without_numpy  # noqa: PLC0415  # pydantic is slow; other verbs do without
-
-        plain = without_numpy(dict(values))
-        return await self._change_group(uid, "set", reason, dry_run=dry_run, values=plain)
+        return await self._change_group(uid, "set", reason, dry_run=dry_run, values=dict(values))
 
     async def resume_group(self, uid: str, *, dry_run: bool = False) -> GroupChanged:
         """As `resume`, for all cells of a group whose last run has failed or was aborted; `runs` are the new runs. Raises NoSuchRun, TryAgain."""

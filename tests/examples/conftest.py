@@ -76,12 +76,10 @@ def play_and_look(governor, folder, request):
     its result.
     """
 
-    def play(example, *values, seconds=300):
+    def play(example, *values):
         changed = [word for value in values for word in ("--set", value)]
         with served(governor):
-            said = governor(
-                "submit", examples_path(example) / "run.yaml", *changed, "--wait", seconds=seconds
-            )
+            said = governor("submit", examples_path(example) / "run.yaml", *changed, "--wait")
             uid = re.search(r"run (\w+)", said)[1]
             if browser.find():
                 look_at_both(uid, governor, request.getfixturevalue("playwright"), folder)

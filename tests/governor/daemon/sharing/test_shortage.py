@@ -7,6 +7,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from structlog.testing import capture_logs
 
 from governor.daemon.sharing import shortage
 from governor.daemon.sharing.shortage import Shortage
@@ -111,6 +112,19 @@ async def test_no_run_ends_for_what_others_have_written(world):
     assert await left(world, 30) == []
     one.write(10)
     assert [uid for uid, *_ in await left(world, 14)] == ["one"], "what it has written since that look"
+
+
+async def test_that_the_reserve_is_touched_is_told_once_a_minute(world):
+    world.slots[1].write(3)
+    with capture_logs() as told:
+        for mebibytes in (65, 60, 70, 60, 59):
+            await left(world, mebibytes)
+        told_first = [entry for entry in told if entry["event"] == "disk.reserve_touched"]
+        world.shortage._tell_again = 0.0
+        await left(world, 70)
+        await left(world, 60)
+    assert [(entry["left"], entry["sizes"]["two"] >= 3 * MIB) for entry in told_first] == [(60 * MIB, True)]
+    assert len([entry for entry in told if entry["event"] == "disk.reserve_touched"]) == 2
 
 
 async def test_once_there_is_room_again_the_runs_begin_anew(world):
