@@ -11,6 +11,7 @@ Rules:
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -20,6 +21,7 @@ import numpy as np
 import stable_baselines3
 from gymnasium import spaces
 from stable_baselines3 import HerReplayBuffer
+from stable_baselines3.common.logger import HumanOutputFormat, Logger
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import LinearSchedule
@@ -151,6 +153,10 @@ def make(
     normalize = model.get_vec_normalize_env()
     if normalize is not None:
         normalize.training = False  # what `_setup_learn` resets is no episode
+    if (
+        model.tensorboard_log is None
+    ):  # else Stable-Baselines3's own, which leaves a folder in the temporary one
+        model.set_logger(Logger(None, [HumanOutputFormat(sys.stdout)] if model.verbose else []))
     total = UNBOUNDED if settings.total_timesteps is None else settings.total_timesteps
     model._setup_learn(total, tb_log_name=settings.algorithm)
     if normalize is not None:

@@ -1,5 +1,7 @@
 """State, params and refusals; steps of several workers that do not keep pace."""
 
+import tempfile
+
 import pytest
 
 sb3 = pytest.importorskip("stable_baselines3")
@@ -63,6 +65,15 @@ def test_from_its_state_an_agent_learns_on_as_if_nothing_had_been(environment, f
     assert new.weight_version == going_on.weight_version > 0
     assert not same(at, weights(new.model))
     assert same(weights(new.model), weights(going_on.model))
+
+
+@pytest.mark.parametrize("verbose", [0, 1])
+def test_its_log_is_its_output_and_leaves_no_folder(verbose, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = agent(POLE, algorithm="PPO", n_steps=64, verbose=verbose, policy_kwargs={"net_arch": [16]})
+    Lockstep(lambda: gymnasium.make(POLE)).play(made, 130)
+    assert ("approx_kl" in capsys.readouterr().out) == bool(verbose)
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_its_replay_buffer_a_state_is_small():

@@ -61,7 +61,12 @@ def test_the_tests_that_need_it(tmp_path):
             *("-o", "faulthandler_timeout=595", "-m", "long", *NEED_IT, "-k", "not the_tests_that_need_it"),
         ],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(folder),
+            "OMP_NUM_THREADS": "1",
+            "SB3_LOGDIR": str(tmp_path),  # of models that the tests train without us
+        },
         capture_output=True,
         text=True,
         timeout=TEST_SECONDS,
