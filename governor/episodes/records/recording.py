@@ -88,8 +88,8 @@ class RecordingSlot:
             observed.arrow(observations),
             acted.arrow(actions),
             array(np.fromiter(rewards, np.float64, len(rewards))),
-            array(np.fromiter(terminated, np.bool_, len(rewards))),
-            array(np.fromiter(truncated, np.bool_, len(rewards))),
+            array(np.frombuffer(bytes(terminated), np.bool_)),
+            array(np.frombuffer(bytes(truncated), np.bool_)),
             array(np.fromiter(versions, np.int64, len(rewards))),
         ]
 
