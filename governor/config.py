@@ -193,10 +193,11 @@ class EntriesConfig(Section):
     """Which code runs may name."""
 
     allow: Annotated[
-        Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)] | None,
+        Annotated[tuple[Annotated[str, Field(pattern=r"^(\*|[^:]+:.+)$")], ...], Field(strict=False)] | None,
         Field(
             description="Patterns of what a run file may name: entries and calls, `gymnasium:*`, `lab.agents:*`, and programs by their first "
-            "word, `command:/opt/lab/bin/*`; `*` stands for any text. Nothing is imported from the folder of the run file then. null: anything.",
+            "word, `command:/opt/lab/bin/*`; `*` stands for any text, of a name in a module for one without a dot. Nothing is imported from the "
+            "folder of the run file then. null: anything.",
             examples=[["gymnasium:*", "lab.agents:*", "command:/opt/lab/bin/*"]],
         ),
     ] = None

@@ -63,7 +63,6 @@ from governor.messages import (
     StorePackage,
     Submit,
     SubmitGroup,
-    Submitted,
     Undrain,
     Watch,
     WatchEnd,
@@ -110,21 +109,23 @@ class DaemonApi:
         self._context = context
         self._journal: Journal = context.journal
         self._queries = RunQueries(daemon=daemon, context=context)
-        self.steering = Steering(daemon=daemon, context=context, queries=self._queries)
-        self._submissions = Submissions(daemon=daemon, context=context, queries=self._queries)
+        self._allowed = AllowedEntries(context.journal.path.parent, lambda: daemon.config.entries.allow)
+        known: Any = {
+            "daemon": daemon,
+            "context": context,
+            "queries": self._queries,
+            "allowed": self._allowed,
+        }
+        self.steering = Steering(**known)
+        self._submissions = Submissions(**known)
         self.groups = Groups(
-            daemon=daemon,
-            context=context,
-            queries=self._queries,
-            steering=self.steering,
-            resume=partial(self._resume, of_group=True),
+            **known, steering=self.steering, resume=partial(self._submissions.resume, of_group=True)
         )
         self._group_reports = GroupReports(daemon=daemon, context=context, queries=self._queries)
         self._senders = Senders()
         self._packages = PackageStore(context.journal.path.parent)
         self._readings: dict[_What, asyncio.Task[_Following]] = {}
         self._storing = asyncio.Lock()
-        self._allowed = AllowedEntries(context.journal.path.parent, lambda: daemon.config.entries.allow)
 
     async def answer(self, request: Request) -> Sequence[bytes]:
         """Handles one request to the service `governor`."""
@@ -154,7 +155,7 @@ class DaemonApi:
             case WatchGroup():
                 return await self._group_reports.watch(request, asked)
             case Resume():
-                return await self._resume(asked, by)
+                return await self._submissions.resume(asked, by)
             case Watch():
                 return await self._watch(request, asked)
             case GetStatus():
@@ -170,7 +171,6 @@ class DaemonApi:
             case ChangeWork():
                 return await self.steering.change_work(asked, by)
             case ChangeRun():
-                self._allowed.require(asked.values)
                 return await self.steering.change_run(asked, by)
             case Drain():
                 return await self._daemon.draining.drain(asked, by)
@@ -210,19 +210,13 @@ class DaemonApi:
             return PackageStored(bytes=await asyncio.to_thread(store))
 
     async def _located(self, asked: S) -> S:
-        """With the folder of its package, if it names one. Raises NotPermitted for code that it may not name."""
-        self._allowed.require(asked.run)
+        """With the folder of its package, if it names one; the empty one where code is restricted."""
         if asked.folder.startswith(PREFIX):
             if asked.run.get("code") != "snapshot":
                 raise UsageError("a run of a package has code: snapshot")
             folder = await asyncio.to_thread(self._packages.place_of, asked.folder)
             asked = msgspec.structs.replace(asked, folder=folder)
         return msgspec.structs.replace(asked, folder=self._allowed.folder(asked.folder))
-
-    async def _resume(self, asked: Resume, by: dict[str, Any], *, of_group: bool = False) -> Submitted:
-        row = await self._journal.read(partial(self._queries.find_row, asked.uid))
-        self._allowed.require(row.spec, folder=row.folder)
-        return await self._submissions.resume(asked, by, of_group=of_group)
 
     # -- verbs -------------------------------------------------------------------------------------------------
 

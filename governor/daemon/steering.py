@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container
 
     from governor.daemon.queries import DaemonState, RunQueries
+    from governor.daemon.submission.allowed import AllowedEntries
     from governor.journal.journal import Journal
     from governor.journal.runs_table import RunLine, RunRow
     from governor.journal.tables import Transaction
@@ -59,7 +60,10 @@ class _Moving(TryAgain):
 
 
 class Steering:
-    def __init__(self, *, daemon: DaemonState, context: RunContext, queries: RunQueries) -> None:
+    def __init__(
+        self, *, daemon: DaemonState, context: RunContext, queries: RunQueries, allowed: AllowedEntries
+    ) -> None:
+        self._allowed = allowed
         self._daemon = daemon
         self._context = context
         self._journal: Journal = context.journal
@@ -151,13 +155,15 @@ class Steering:
         return Changed(uid=row.uid, changed=True, state=state.name, dry_run=asked.dry_run)
 
     async def change_run(self, asked: ChangeRun, by: dict[str, Any]) -> RunChanged:
-        """Raises NoSuchRun, AlreadyEnded, TryAgain, UsageError, RunFileError."""
+        """Raises NoSuchRun, AlreadyEnded, TryAgain, UsageError, RunFileError, NotPermitted for code that it may not name."""
         return await self._once_in_place(lambda: self._change_run(asked, by))
 
     async def _change_run(self, asked: ChangeRun, by: dict[str, Any]) -> RunChanged:
         async with self._changing:  # each begins with what the one before has recorded
             row = await self._unended(asked.uid)
-            change = await asyncio.to_thread(lambda: changed_run(parse(row.spec, row.name), asked.values))
+            before = await asyncio.to_thread(parse, row.spec, row.name)
+            change = await asyncio.to_thread(changed_run, before, asked.values)
+            self._allowed.require(change.run, before=before)
             if (governor := self._queries.governor_of(row.uid)) is not None:
                 state = _at_work(await governor.settled(), row.uid)
                 phase = state.phase if isinstance(state, Running) else None

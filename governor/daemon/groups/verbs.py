@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from governor.daemon.queries import DaemonState, RunQueries
     from governor.daemon.steering import Steering
+    from governor.daemon.submission.allowed import AllowedEntries
     from governor.journal.runs_table import RunLine
     from governor.messages import ChangeGroup, SubmitGroup
     from governor.run_file.cells import Cell
@@ -71,9 +72,11 @@ class Groups:
         daemon: DaemonState,
         context: RunContext,
         queries: RunQueries,
+        allowed: AllowedEntries,
         steering: Steering,
         resume: Callable[[Resume, dict[str, Any]], Awaitable[Submitted]],
     ) -> None:
+        self._allowed = allowed
         self._daemon = daemon
         self._context = context
         self._journal = context.journal
@@ -86,8 +89,10 @@ class Groups:
         """Runs that must end, and were asked to."""
 
     async def submit(self, asked: SubmitGroup, by: dict[str, Any]) -> SubmittedGroup:
-        """Raises RunFileError, UsageError for a key of another run file, TryAgain."""
+        """Raises NotPermitted for code that it may not name, RunFileError, UsageError for a key of another run file, TryAgain."""
         run, cells = await asyncio.to_thread(parse_group, asked.run)
+        runs = [cell.run for cell in cells if cell.run is not None]
+        await asyncio.to_thread(self._allowed.require, *runs)
         if run.matrix is None:
             raise UsageError("the run file has no matrix: submit it as a run")
         this = await asyncio.to_thread(digest, run)
@@ -107,7 +112,6 @@ class Groups:
         )
         copied = self._context.run_folder if run.code == "snapshot" else None
         new = await asyncio.to_thread(lambda: [_new_run(cell, asked.folder, copied) for cell in cells])
-        runs = [cell.run for cell in cells if cell.run is not None]
         for made in runs:
             self._daemon.sharing.machine.require_possible(made.requires)
         await asyncio.to_thread(require_secrets, runs)

@@ -1,32 +1,54 @@
 """Which code a run may name, where the configuration restricts it (`[entries] allow`).
 
 Rules:
-1. Every `entry`, `call` and wrapper must match a pattern, and every program ``command:`` with its first word: in whatever way it is handed
-   in, with a submit, a matrix, a change or a resume. What stands in `params` and `args` is for the code that is named.
-2. Nothing is imported from the folder of the run file, which could have a module of any name: the run has an empty folder.
-3. Variables that have Python or the loader run other code are refused, and so is an `env_file`, which may have them.
+1. Each entry, call and wrapper of a run must match a pattern, and each program ``command:`` with its first word. What is looked at is the run
+   that would be played: each cell of a matrix, and the run as a change leaves it. What stands in `params` and `args` is for the code that is
+   named.
+2. A pattern is ``module:name``. In front of the colon ``*`` stands for any text, behind it for one name: behind a dot is what a module has
+   imported, and so anything. Ids of Gymnasium, language models and addresses are no names of Python: there ``*`` stands for more.
+3. A program is told by its path, or by a name that the daemon's PATH leads to: nothing else may decide which one it is.
+4. Nothing is imported from the folder of the run file, which could have a module of any name: the run has an empty folder.
+5. Variables by which Python, the loader, a shell or Ray run other code are refused, and so is an `env_file`, which may have them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+import re
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from governor.episodes.text.entries import is_language_model, is_over_http
 from governor.errors import NotPermitted
+from governor.units import placeholders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from governor.run_file.model import ConductorsSection, Run
+    from governor.run_file.phase_model import TaskSection
 
 EMPTY: Final = "empty"
 """The folder, below the state folder, of runs that have none of their own."""
 PROGRAM: Final = "command:"
+GYMNASIUM: Final = "gymnasium:"
 NAMED: Final = 5
 """Faults in a message."""
-_CODE: Final = frozenset({"entry", "call"})
-_DATA: Final = frozenset({"params", "args", "labels", "secrets"})
-_LOADING: Final = ("PYTHON", "LD_")
+_LOADING: Final = re.compile(r"(PYTHON|LD_|RAY_).*|PATH|HOME|ENV|BASH_ENV|IFS")
+_ANY: Final = ".*"
+_NO_COLON: Final = "[^:]*"
+_ONE_NAME: Final = "[^.:]*"
+
+
+class Named(NamedTuple):
+    """What a run names at `place`. `rest`: what ``*`` stands for behind the colon of a pattern; "" for nothing. `fault`: why no
+    pattern allows it.
+    """
+
+    place: str
+    text: str
+    rest: str = _ONE_NAME
+    fault: str = ""
 
 
 class AllowedEntries:
@@ -43,19 +65,25 @@ class AllowedEntries:
         self._empty.mkdir(mode=0o500, exist_ok=True)
         return str(self._empty)
 
-    def require(self, data: Mapping[str, object], *, folder: str | None = None) -> None:
-        """Of a run file, or values by their paths; and of an earlier run the `folder` that it has. Blocks. Raises NotPermitted with what
-        is not allowed.
+    def require(self, *runs: Run, before: Run | None = None, folder: str | None = None) -> None:
+        """Of an earlier run the `folder` that it has; of a change the run `before`, whose code may stay. Blocks. Raises NotPermitted with
+        what is not allowed.
         """
         patterns = self._patterns()
         if patterns is None:
             return
-        faults = [fault for path, text in named(data) if (fault := _fault(path, text, patterns))]
+        known = () if before is None else {*named(before)}
+        faults = dict.fromkeys(
+            fault
+            for run in runs
+            for each in named(run)
+            if each not in known and (fault := _fault(each, patterns))
+        )
         if folder is not None and _has_code(Path(folder)):
-            faults.append(f"its code is from {folder}, and it was submitted when that was allowed")
+            faults[f"its code is from {folder}, and it was submitted when that was allowed"] = None
         if faults:
             more = f" and {len(faults) - NAMED} more" if len(faults) > NAMED else ""
-            told = "; ".join(faults[:NAMED]) + more
+            told = "; ".join([*faults][:NAMED]) + more
             raise NotPermitted(
                 f"this daemon restricts which code runs may name ([entries] allow): {told}. Allowed: {', '.join(patterns) or 'nothing'}"
             )
@@ -71,75 +99,92 @@ def _has_code(folder: Path) -> bool:
         return True
 
 
-def _fault(path: str, text: str, patterns: Sequence[str]) -> str:
-    if path.rpartition(".")[2] in ("env", "env_file"):
-        return f"{path}: {text}"
-    return "" if any(fnmatchcase(text, each) for each in patterns) else f"{path}: {text}"
+def _fault(one: Named, patterns: Sequence[str]) -> str:
+    if one.fault:
+        return f"{one.place}: {one.text} {one.fault}"
+    if any(_pattern(each, one.rest).fullmatch(one.text) for each in patterns):
+        return ""
+    return f"{one.place}: {one.text}"
 
 
-def named(data: object, path: str = "") -> Iterator[tuple[str, str]]:
-    """What a run file names, with its place; programs with `PROGRAM` in front of their first word. Keys may be paths with dots."""
-    if isinstance(data, list | tuple):
-        for number, each in enumerate(data):
-            yield from named(each, f"{path}[{number}]")
-        return
-    if not isinstance(data, Mapping):
-        return
-    for key, value in data.items():
-        place = f"{path}.{key}" if path else str(key)
-        parts = str(key).split(".")
-        if parts[0].startswith("x-") or _DATA.intersection(parts):
-            continue
-        yield from _of_key(parts, value, place)
+@lru_cache(maxsize=1024)
+def _pattern(text: str, rest: str) -> re.Pattern[str]:
+    """`rest` as in `Named`. The pattern ``*`` allows everything."""
+    module, colon, name = text.partition(":")
+    if not colon:
+        return re.compile(_ANY if text == "*" else r"(?!)", re.DOTALL)
+    if "*" in name and not rest:
+        return re.compile(r"(?!)")
+    return re.compile(f"{_wild(module, _NO_COLON)}:{_wild(name, rest)}", re.DOTALL)
 
 
-def _of_key(parts: list[str], value: object, place: str) -> Iterator[tuple[str, str]]:
-    kind = parts[-1]
-    if kind in _CODE:
-        yield from ((place, text) for text in _texts(value))
-    elif kind == "wrappers":
-        yield from ((place, text) for text in _texts(value))
-        yield from named(value, place)
-    elif kind == "command":
-        yield from _programs(value, place)
-    elif kind == "hooks" or "hooks" in parts:
-        yield from _of_hooks(value, place)
-    elif kind == "env":
-        for name in value if isinstance(value, Mapping) else ():
-            if str(name).startswith(_LOADING):
-                yield place, f"{name} can have other code run"
-    elif kind == "env_file":
-        if value is not None:
-            yield place, "a file of variables can have other code run"
-    else:
-        yield from named(value, place)
+def _wild(text: str, star: str) -> str:
+    return star.join(map(re.escape, text.split("*")))
 
 
-def _texts(value: object) -> Iterator[str]:
-    """A text, or those of a list, as a matrix has them."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _texts(each)
+def named(run: Run) -> Iterator[Named]:
+    """All that a run names, in the order of its file."""
+    yield from _variables(run.env, "env")
+    yield from _variables(run.secrets, "secrets")
+    if run.env_file is not None:
+        yield Named("env_file", run.env_file, fault="can have other code run")
+    yield from _of_conductors(run.conductors)
+    for index, phase in enumerate(run.phases):
+        for number, rule in enumerate(phase.until):
+            if rule.entry is not None:
+                yield Named(f"phases[{index}].until[{number}].entry", rule.entry)
+        for number, task in enumerate(phase.tasks):
+            yield from _of_task(task, f"phases[{index}].tasks[{number}]")
+    for name in type(run.hooks).model_fields:
+        hook = getattr(run.hooks, name)
+        if hook is not None and hook.command is not None:
+            yield _program(hook.command, f"hooks.{name}")
 
 
-def _programs(value: object, place: str) -> Iterator[tuple[str, str]]:
-    """A command, or those of a list of commands."""
-    if isinstance(value, list | tuple) and value:
-        if isinstance(value[0], str):
-            yield place, f"{PROGRAM}{value[0]}"
-        else:
-            for each in value:
-                yield from _programs(each, place)
+def _of_conductors(conductors: ConductorsSection) -> Iterator[Named]:
+    for name, environment in conductors.environments.items():
+        place = f"conductors.environments.{name}"
+        yield _entry(f"{place}.entry", environment.entry, is_address=is_over_http(environment.entry))
+        for number, wrapper in enumerate(environment.wrappers):
+            yield Named(f"{place}.wrappers[{number}].entry", wrapper.entry)
+    for name, agent in conductors.agents.items():
+        place = f"conductors.agents.{name}.entry"
+        yield _entry(place, agent.entry, is_address=is_language_model(agent.entry))
+    for name, service in conductors.services.items():
+        place = f"conductors.services.{name}"
+        yield _program(service.command, f"{place}.command", cwd=service.cwd)
+        yield from _variables(service.env, f"{place}.env")
 
 
-def _of_hooks(value: object, place: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping):
-        for key, each in value.items():
-            if key == "command" or isinstance(each, list | tuple):
-                yield from _programs(each, f"{place}.{key}")
-            else:
-                yield from _of_hooks(each, f"{place}.{key}")
-    else:
-        yield from _programs(value, place)
+def _of_task(task: TaskSection, place: str) -> Iterator[Named]:
+    if task.call is not None:
+        is_plain = not task.call.startswith(GYMNASIUM)  # whose `register` makes an id of anything
+        yield Named(f"{place}.call", task.call, _ONE_NAME if is_plain else "")
+    if task.command is not None:
+        yield _program(task.command, f"{place}.command", cwd=task.cwd)
+    yield from _variables(task.env, f"{place}.env")
+
+
+def _entry(place: str, entry: str, *, is_address: bool) -> Named:
+    """Of an environment or an agent; `is_address`: of text environments, or a language model."""
+    if is_address:
+        return Named(place, entry, _ANY)
+    return Named(place, entry, _NO_COLON if entry.startswith(GYMNASIUM) else _ONE_NAME)
+
+
+def _program(command: Sequence[str], place: str, *, cwd: str | None = None) -> Named:
+    word, fault = command[0], ""
+    path = PurePosixPath(word)
+    if any(placeholders.names(word)):
+        fault = "is known only when it runs"
+    elif "/" not in word and cwd is not None:
+        fault = "may be a file of its cwd: write an absolute path"
+    elif ".." in path.parts or ("/" in word and not path.is_absolute()):
+        fault = "is no absolute path without '..'"
+    return Named(place, f"{PROGRAM}{word}", _ANY, fault)
+
+
+def _variables(names: Mapping[str, object], place: str) -> Iterator[Named]:
+    for name in names:
+        if _LOADING.fullmatch(name):
+            yield Named(place, name, fault="can have other code run")

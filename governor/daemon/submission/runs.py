@@ -24,6 +24,7 @@ from governor.runs.variables import require_secrets
 
 if TYPE_CHECKING:
     from governor.daemon.queries import DaemonState, RunQueries
+    from governor.daemon.submission.allowed import AllowedEntries
     from governor.journal.runs_table import RunRow
     from governor.journal.tables import Transaction
     from governor.messages import Resume, Submit
@@ -37,7 +38,10 @@ log = logs.get_logger()
 class Submissions:
     """Answers `Submit` and `Resume`."""
 
-    def __init__(self, *, daemon: DaemonState, context: RunContext, queries: RunQueries) -> None:
+    def __init__(
+        self, *, daemon: DaemonState, context: RunContext, queries: RunQueries, allowed: AllowedEntries
+    ) -> None:
+        self._allowed = allowed
         self._daemon = daemon
         self._context = context
         self._journal = context.journal
@@ -45,7 +49,9 @@ class Submissions:
         self._code = CodeRecorder()
 
     async def submit(self, asked: Submit, by: dict[str, Any]) -> Submitted:
+        """Raises NotPermitted for code that it may not name, RunFileError, UsageError, TryAgain."""
         run = parse(asked.run, "run file")
+        self._allowed.require(run)
         if run.matrix is not None:
             raise UsageError("the run file has a matrix: submit it as a group")
         this = digest(run)
@@ -87,13 +93,14 @@ class Submissions:
         )
 
     async def resume(self, asked: Resume, by: dict[str, Any], *, of_group: bool = False) -> Submitted:
-        """`of_group`: its whole group is being resumed."""
+        """`of_group`: its whole group is being resumed. Raises as `submit`."""
         row = await self._journal.read(partial(self._queries.find_sound, asked.uid))
         if (known := await self._find_known(asked.key, parent=row.uid)) is not None:
             return known
         if row.outcome is None or row.ended_at is None:
             raise NotEnded(row.uid, (await self._queries.status_of(row)).state)
         run, old = parse(row.spec, row.name), self._context.run_folder(row.uid)
+        await asyncio.to_thread(self._allowed.require, run, folder=row.folder)
         kept = await asyncio.to_thread(resume.find_kept_work, self._journal, row, run, old)
         if kept.is_complete and row.outcome == "finished":
             why = "nothing of it failed or is missing, so there is nothing to resume"
