@@ -6,7 +6,7 @@ Rules:
    `TRACEBACK_BYTES` keeps its beginning and its end. Chains (``raise ... from``), groups and notes are kept.
 3. Nothing here raises, whatever the exception's class does. Texts are UTF-8, and otherwise as user code made them: who prints
    one takes control characters out.
-4. Values of the run's secrets are masked.
+4. Values of the run's secrets are masked, and keys that this process uses (`hide`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import traceback
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
@@ -73,6 +73,7 @@ SECRETS: Final = "GOVERNOR_SECRETS"
 """The environment variable with the names of those that hold secrets of the run, with a comma between them."""
 _masks: dict[str, tuple[dict[str, str], Mask]] = {}
 """The last one for these names: a process may serve several runs, and user code may take them out of its environment."""
+_hidden: dict[str, tuple[Mask, Mask]] = {}
 _rendered: dict[Any, tuple[str, str]] = {}
 
 
@@ -100,7 +101,7 @@ def traceback_of(reason: str) -> str:
 def reason_of(error: BaseException, *, length: int = REASON_LENGTH) -> Reason:
     """``ValueError: text (maze.py:28)``, the text shortened to `length`. An error of ours that has a reason keeps it."""
     if isinstance(error, GovernorError) and (reason := getattr(error, "reason", "")):
-        return reason if isinstance(reason, Reason) else Reason(reason, _traceback_below(error))
+        return reason if isinstance(reason, Reason) else Reason(utf8(reason), _traceback_below(error))
     place, text = _render(error)
     return Reason(utf8(one_line(error, length=length) + place), text)
 
@@ -163,7 +164,16 @@ def utf8(text: str) -> str:
     return _masked(text)
 
 
+def hide(name: str, value: str) -> None:
+    """Masks the value of this environment variable from now on, though it is no secret of the run; and the key in it, behind a word as
+    ``Bearer``.
+    """
+    _hidden[name] = Mask({name: value}), Mask({name: (value.split() or [""])[-1]})
+
+
 def _masked(text: str) -> str:
+    for mask in chain.from_iterable(_hidden.values()):
+        text = mask.text(text)
     names = os.environ.get(SECRETS)
     if not names:
         return text

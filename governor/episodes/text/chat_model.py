@@ -25,7 +25,7 @@ import openai
 
 from governor.episodes.text.base_urls import checked
 from governor.episodes.text.environments.http_environment import MAX_ANSWER_BYTES
-from governor.episodes.text.http_retries import Retries, Retry, brief, retry_after, status_reason
+from governor.episodes.text.http_retries import SHOWN, Retries, Retry, brief, retry_after, status_reason
 from governor.episodes.text.proxies import Proxies
 from governor.episodes.text.usage import Usage
 from governor.errors import ConductorError, UsageError
@@ -240,7 +240,7 @@ def read(body: bytes, headers: Any) -> Answer:
     try:
         completion = msgspec.json.decode(body, type=_Completion)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        said = brief(body[:200].decode(errors="replace"))
+        said = brief(body.decode(errors="replace"), SHOWN)
         raise Retry(ModelFault(f"malformed answer: {one_line(error)} in {said!r}")) from error
     if not completion.choices:
         raise Retry(ModelFault("malformed answer: no choices"))

@@ -14,7 +14,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from governor.errors import UsageError
-from governor.failures import REASON_LENGTH
+from governor.failures import REASON_LENGTH, utf8
 from transport.backoff import Backoff
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LONGEST_PAUSE: Final = 60.0
 """Seconds; the limit of a pause that a server requests."""
+SHOWN: Final = 200
+"""Characters of an answer that is not understood."""
 
 
 class Retry(Exception):
@@ -71,17 +73,16 @@ def retry_after(headers: Mapping[str, str], *, now: datetime | None = None) -> f
         with suppress(ValueError):
             if isfinite(seconds := float(headers.get(name, "")) * unit):
                 return max(0.0, seconds)
-    try:
+    with suppress(ValueError, OverflowError):  # the last one for a date or a zone that is too far away
         date = parsedate_to_datetime(headers.get("retry-after", ""))
-    except ValueError:
-        return 0.0
-    date = date if date.tzinfo else date.replace(tzinfo=UTC)
-    return max(0.0, (date - (now or datetime.now(UTC))).total_seconds())
+        date = date if date.tzinfo else date.replace(tzinfo=UTC)
+        return max(0.0, (date - (now or datetime.now(UTC))).total_seconds())
+    return 0.0
 
 
 def brief(text: object, length: int = REASON_LENGTH) -> str:
-    """The text of a server's answer, on one line and shortened."""
-    line = " ".join(str(text)[: 10 * REASON_LENGTH].split())
+    """The text of a server's answer, on one line and shortened; keys are masked before, for a part of one is a key, too."""
+    line = " ".join(utf8(str(text)).split())
     return line if len(line) <= length else f"{line[: length - 3]}..."
 
 

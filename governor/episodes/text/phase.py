@@ -30,7 +30,7 @@ from governor.episodes.text.phase_pool import PhasePool
 from governor.episodes.text.sessions import DataManager
 from governor.episodes.text.usage import StoredUsage
 from governor.errors import ConductorError, GovernorError
-from governor.failures import reason_of
+from governor.failures import hide, reason_of
 from governor.index_ranges import IndexRanges
 
 if TYPE_CHECKING:
@@ -218,6 +218,7 @@ def headers_of(server: HTTPEnvironmentParams) -> dict[str, str]:
 def _value_of(variable: str, what: str) -> str:
     if not (value := os.environ.get(variable)):
         raise ConductorError(f"the environment variable {variable} is not set, which is to hold {what}")
+    hide(variable, value)
     return value
 
 

@@ -4,9 +4,11 @@ import asyncio
 import re
 
 import pytest
+from aiohttp import web
 from click.testing import CliRunner
 from structlog.testing import capture_logs
 
+from governor import failures
 from governor.cli import cli
 from governor.episodes import ActorPool, Interactor, StaticBaseURLProvider, http_endpoints
 from governor.episodes.text.environments.http_environment import HTTPEnvironments
@@ -90,6 +92,50 @@ async def test_those_of_a_run_and_of_its_variables(harness, monkeypatch):
         assert all("X-Team" not in got[2] for got in model.requests)
 
 
+MODEL_KEY, GAME_KEY = "sk-0123456789abcdef", "gk-fedcba9876543210"
+
+
+class Echoes:
+    """Refuses each request, and says which key it had: as servers do with one that they do not know."""
+
+    async def respond(self, request, body):
+        del body
+        return web.Response(
+            status=403, text=f"incorrect key {request.headers.get('Authorization')} {'.' * 400}"
+        )
+
+
+class EchoingModel(Echoes, ChatServer):
+    pass
+
+
+class EchoingEnvironments(Echoes, EnvironmentServer):
+    pass
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["secret of the run", "variable of the daemon"])
+@pytest.mark.parametrize("who", ["model", "environment"])
+async def test_a_key_that_a_server_sends_back_stands_nowhere(harness, monkeypatch, who, declared):
+    monkeypatch.setattr(failures, "_hidden", {})
+    monkeypatch.setenv("GAME_AUTH", f"Bearer {GAME_KEY}")
+    monkeypatch.setenv("MODEL_KEY", MODEL_KEY)
+    monkeypatch.setenv(failures.SECRETS, "GAME_AUTH,MODEL_KEY" if declared else "")
+    model_of, server_of = (
+        (EchoingModel, EnvironmentServer) if who == "model" else (ChatServer, EchoingEnvironments)
+    )
+    async with model_of() as model, server_of() as server:
+        made = phase(model, server, {"headers_env": {"Authorization": "GAME_AUTH"}}, api_key_env="MODEL_KEY")
+        with capture_logs() as lines:
+            records, _ = await harness.play(episodes=1, seconds=SECONDS, **made)
+    label = "Bearer [secret MODEL_KEY]" if who == "model" else "[secret GAME_AUTH]"
+    assert f"HTTP 403: incorrect key {label} ..." in records[0].reason
+    told = repr((records, lines)).encode() + b"".join(
+        path.read_bytes() for path in harness.folder.rglob("*") if path.is_file()
+    )
+    assert MODEL_KEY[:8].encode() not in told
+    assert GAME_KEY[:8].encode() not in told
+
+
 async def test_a_variable_that_is_not_there_ends_the_part_with_its_name(harness, monkeypatch):
     monkeypatch.delenv("GAME_AUTH", raising=False)
     async with ChatServer() as model, EnvironmentServer() as server:
@@ -99,11 +145,11 @@ async def test_a_variable_that_is_not_there_ends_the_part_with_its_name(harness,
     assert "GAME_AUTH is not set, which is to hold the header Authorization" in end.first_failure
 
 
-def phase(model, server, params):
+def phase(model, server, params, **of_model):
     return {
         "transport": "in_process",
         "made_environment": Made(entry=server.url, params=params),
-        "made_agents": (Made(entry="openai:m", params={"base_url": model.url, "retries": 0}),),
+        "made_agents": (Made(entry="openai:m", params={"base_url": model.url, "retries": 0, **of_model}),),
     }
 
 

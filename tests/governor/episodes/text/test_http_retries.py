@@ -6,6 +6,7 @@ from email.utils import format_datetime
 
 import pytest
 
+from governor import failures
 from governor.episodes.text.http_retries import (
     LONGEST_PAUSE,
     Retries,
@@ -61,10 +62,28 @@ async def test_a_pause_is_as_long_as_the_server_says_but_bounded(monkeypatch):
         ({"retry-after": format_datetime(NOW + timedelta(seconds=9), usegmt=True)}, 9),
         ({"retry-after": format_datetime(NOW - timedelta(seconds=9), usegmt=True)}, 0),
         ({"retry-after": "Fri, 01 May 2026 00:00:05 -0000"}, 5),
+        ({"retry-after": "Fri, 31 Dec 99999999999999999999 23:59:59 GMT"}, 0),
+        ({"retry-after": "Fri, 01 May 2026 00:00:05 +99999999999999999"}, 0),
+        ({"retry-after": "Mon, 01 Jan 0001 00:00:00 +2359"}, 0),
     ],
 )
 def test_what_servers_ask_for(headers, seconds):
     assert retry_after(headers, now=NOW) == seconds
+
+
+@pytest.mark.parametrize("before", [0, 100, *range(270, 300, 3), 400])
+def test_keys_are_masked_before_an_answer_is_shortened(before, monkeypatch):
+    monkeypatch.setenv(failures.SECRETS, "KEY")
+    monkeypatch.setenv("KEY", "sk-0123456789abcdef")
+    monkeypatch.setattr(failures, "_hidden", {})
+    failures.hide("OTHER", "Bearer tk-fedcba9876543210")
+    said = brief(
+        "." * before + " bad key sk-0123456789abcdef, Bearer tk-fedcba9876543210, tk-fedcba9876543210"
+    )
+    assert "sk-" not in said
+    assert "tk-" not in said
+    if before < 100:
+        assert said.endswith("bad key [secret KEY], [secret OTHER], [secret OTHER]")
 
 
 def test_reasons_are_one_short_line():
