@@ -45,13 +45,12 @@ _CLASHES: Final = (FileExistsError, NotADirectoryError)
 
 
 def is_own(folder: Path) -> bool:
-    """Not hidden, no cache, no environment of packages, and no state folder of a daemon. One that must not be looked into is not."""
+    """Not hidden, no cache, no environment of packages, and no state folder of a daemon. One that must not be read is not."""
     if folder.name.startswith(".") or folder.name in ("__pycache__", "node_modules", "site-packages"):
         return False
-    try:
-        return not any((folder / mark).exists() for mark in ("pyvenv.cfg", JOURNAL))
-    except PermissionError:
+    if not os.access(folder, os.R_OK | os.X_OK, effective_ids=True):
         return False
+    return not any((folder / mark).exists() for mark in ("pyvenv.cfg", JOURNAL))
 
 
 def own_files(folder: Path, *, what: str, instead: str) -> list[Path]:
@@ -67,36 +66,48 @@ def own_files(folder: Path, *, what: str, instead: str) -> list[Path]:
     else:
         largest, bytes_ = max(files, key=lambda file: file[1])
         much = (
-            f"{size >> 20} MiB, of which {largest.relative_to(folder)} has {bytes_ >> 20} MiB; "
-            f"{MOST_BYTES >> 20} MiB are allowed"
+            f"{size:,} bytes, of which {largest.relative_to(folder)} has {bytes_:,}; "
+            f"{MOST_BYTES >> 20} MiB ({MOST_BYTES:,} bytes) are allowed"
         )
     raise UsageError(f"{what} the folder {folder}, and that has {much}. {instead}")
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, int]]:
-    """With their sizes; one more than is allowed at most. Raises OSError."""
+    """With their sizes; one more than is allowed at most. What goes meanwhile is not among them. Raises OSError."""
+
+    def fail(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError) or error.filename == str(folder):
+            raise error
+
     number = 0
-    for place, folders, names in os.walk(folder, onerror=_raise):
+    for place, folders, names in os.walk(folder, onerror=fail):
         own = [Path(place, name) for name in folders if is_own(Path(place, name))]
         linked = [path for path in own if path.is_symlink()]
         folders[:] = [path.name for path in own if not path.is_symlink()]
         for path in (*linked, *(Path(place, name) for name in names)):
             if path.is_file() or path.is_dir():  # no link to nothing, no pipe
-                number += 1
-                yield path, 0 if path.is_dir() else path.stat().st_size
+                with suppress(FileNotFoundError):
+                    yield path, 0 if path.is_dir() else path.stat().st_size
+                    number += 1
             if number > MOST_FILES:
                 return
-
-
-def _raise(error: OSError) -> None:
-    raise error
 
 
 # -- the client -----------------------------------------------------------------------------------------------
 
 
 def pack(folder: Path) -> tuple[IO[bytes], str, int]:
-    """A temporary file with the package, its digest and its size. Blocks. Raises UsageError, OSError."""
+    """A temporary file with the package, its digest and its size. A file that goes meanwhile is not in it. Blocks. Raises UsageError."""
+    try:
+        return _pack(folder)
+    except OSError as error:
+        place = error.filename or folder
+        raise UsageError(
+            f"the folder {folder} can't be sent to the daemon: {place}: {error.strerror or error}"
+        ) from error
+
+
+def _pack(folder: Path) -> tuple[IO[bytes], str, int]:
     files = own_files(
         folder, what="a submit to a daemon on another machine sends", instead="Keep data in another folder"
     )
@@ -112,7 +123,7 @@ def pack(folder: Path) -> tuple[IO[bytes], str, int]:
         ):
             for path in sorted(files):
                 name = str(path.relative_to(folder))
-                with path.open("rb") as file:
+                with suppress(FileNotFoundError), path.open("rb") as file:
                     tar.addfile(_info(name, os.fstat(file.fileno())), file)
         size = made.tell()
         return made, _digest_of(made), size

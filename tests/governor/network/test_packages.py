@@ -167,7 +167,7 @@ def test_a_package_is_bounded_packed_and_unpacked(home, store, monkeypatch):
     with pytest.raises(UsageError, match="at most 10,000 files"):
         sent(store, bomb, piece=10_000)
     (home / "data").write_bytes(b"x" * 1_000_001)
-    with pytest.raises(UsageError, match="of which data has 0 MiB"):
+    with pytest.raises(UsageError, match=r"of which data has 1,000,001; 0 MiB .1,000,000 bytes. are allowed"):
         pack(home)
     (home / "data").unlink()
     monkeypatch.setattr(packages, "MOST_FILES", 3)
@@ -184,6 +184,53 @@ def test_a_link_to_a_folder_is_named(home):
     (home / "more").symlink_to("agents")
     with pytest.raises(UsageError, match="more is a link to a folder"):
         pack(home)
+
+
+@pytest.fixture
+def as_somebody(short_path):
+    """A folder of a user without privileges, whom the test is from then on."""
+    owner = 65534 if os.geteuid() == 0 else os.geteuid()
+    os.chown(short_path, owner, -1)
+    os.seteuid(owner)
+    yield short_path
+    os.seteuid(os.getuid())
+
+
+def test_a_file_that_must_not_be_read_is_named_and_such_a_folder_is_left_out(as_somebody):
+    for mode in (0o000, 0o311, 0o644):
+        (as_somebody / f"closed-{mode}").mkdir()
+        (as_somebody / f"closed-{mode}" / "x").write_text("")
+        (as_somebody / f"closed-{mode}").chmod(mode)
+    (as_somebody / "run.yaml").write_text("x")
+    package, *_ = pack(as_somebody)
+    with package:
+        package.seek(0)
+        with tarfile.open(fileobj=package, mode="r:gz") as tar:
+            assert tar.getnames() == ["run.yaml"]
+    (as_somebody / "key").touch(mode=0o000)
+    with pytest.raises(
+        UsageError, match=rf"{as_somebody} can't be sent to the daemon: .*/key: Permission denied"
+    ):
+        pack(as_somebody)
+
+
+def test_files_that_go_meanwhile_are_not_in_it(home, monkeypatch):
+    files = packages._files(home)
+    first, _ = next(files)
+    for path in home.rglob("*.*"):
+        if path != first and path.is_file():
+            path.unlink()
+    assert [path for path, _ in files if not path.exists()] == []
+
+    def own_files(folder, **more):
+        found = packages_own_files(folder, **more)
+        (home / "gone").unlink()
+        return found
+
+    packages_own_files = packages.own_files
+    monkeypatch.setattr(packages, "own_files", own_files)
+    (home / "gone").write_text("x")
+    assert b"gone" not in gzip.decompress(packed(home)[0])
 
 
 @pytest.mark.parametrize("digest", ["", "../x", "A" * 64, "0" * 63, "0" * 64 + "/"])

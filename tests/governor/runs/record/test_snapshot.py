@@ -80,8 +80,9 @@ def test_what_is_too_much_is_refused_and_names_the_largest(home, tmp_path, monke
         file.truncate((100 << 20) + 1)
     with pytest.raises(UsageError) as error:
         snapshot.take(home, tmp_path / "copy")
-    assert str(error.value).startswith(
-        f"code: snapshot copies the folder {home}, and that has 100 MiB, of which video.mp4 has 100 MiB"
+    assert str(error.value).startswith(f"code: snapshot copies the folder {home}, and that has 104,857,")
+    assert " bytes, of which video.mp4 has 104,857,601; 100 MiB (104,857,600 bytes) are allowed" in str(
+        error.value
     )
     assert not (tmp_path / "copy").exists()
     (home / "video.mp4").unlink()
