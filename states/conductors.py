@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from states.effects import Effect, RetireConductor, StartConductor, StopConductor, Wake
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 
 Standing: TypeAlias = Literal["starting", "ready", "gone", "stuck"]
 FIRST_BACK_OFF = 0.25
-"""Seconds before the first restart of a conductor; doubled for each further one."""
+"""Seconds before the first restart of a conductor; doubled for each further one in a row."""
+STEADY = 30.0
+"""Seconds; the next restart of a conductor that was ready for so long is a first one again."""
 LONGEST_BACK_OFF = 30.0
 """Seconds; many restarts would otherwise wait for hours."""
 
@@ -33,6 +36,8 @@ class ConductorState:
     kind: Kind
     incarnation: int = 1
     restarts: int = 0
+    """In a row, without a steady life between two."""
+    ready_at: float = inf
     standing: Standing = "starting"
     pid: int | None = None
     last_error: str = ""
@@ -101,8 +106,8 @@ class ConductorStates:
     def started(self, name: str, pid: int) -> ConductorStates:
         return self._with(name, pid=pid)
 
-    def ready(self, name: str) -> ConductorStates:
-        return self._with(name, standing="ready")
+    def ready(self, name: str, *, at: float) -> ConductorStates:
+        return self._with(name, standing="ready", ready_at=at)
 
     def with_error(self, name: str, reason: str) -> ConductorStates:
         return self._with(name, last_error=reason)
@@ -124,15 +129,15 @@ class ConductorStates:
         if self.restarts_left < cost:
             return None
         paid = self.forkservers if forkserver is None else self.forkservers | {forkserver}
-        incarnation, restarts = conductor.incarnation + 1, conductor.restarts + (not conductor.replacing)
-        delay = (
-            0.0 if conductor.replacing else min(FIRST_BACK_OFF * 2.0**conductor.restarts, LONGEST_BACK_OFF)
-        )
+        incarnation = conductor.incarnation + 1
+        restarts = 0 if at - conductor.ready_at >= STEADY else conductor.restarts
+        delay = 0.0 if conductor.replacing else min(FIRST_BACK_OFF * 2.0**restarts, LONGEST_BACK_OFF)
         conductors = self._with(
             name,
             standing="starting",
             incarnation=incarnation,
-            restarts=restarts,
+            restarts=restarts + (not conductor.replacing),
+            ready_at=inf,
             pid=None,
             last_error="",
             last_exit=last_exit,

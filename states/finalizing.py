@@ -91,7 +91,7 @@ def part_ended(state: Finalizing, event: PartEnded) -> Answer:
 def ready(state: Finalizing, event: ConductorReady) -> Answer:
     if state.conductors[event.conductor].standing != "starting":
         return Dropped(state, "it was ready before, or could not be killed")
-    return Step(replace(state, conductors=state.conductors.ready(event.conductor)))
+    return Step(replace(state, conductors=state.conductors.ready(event.conductor, at=event.at)))
 
 
 def exited(state: Finalizing, event: ConductorExited) -> Answer:

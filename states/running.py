@@ -131,7 +131,7 @@ def enter(before: AtWork, *, phase: int, at: float, cause: str) -> Step:
 def ready(state: Running, event: ConductorReady) -> Answer:
     if state.conductors.is_ready(event.conductor):
         return Dropped(state, "it was ready before")
-    again = replace(state, conductors=state.conductors.ready(event.conductor))
+    again = replace(state, conductors=state.conductors.ready(event.conductor, at=event.at))
     if state.conductors[event.conductor].kind == "service":
         return _go_on_with_services(again, event)
     phase = state.plan.phases[state.phase]

@@ -51,7 +51,7 @@ def assign(state: Pristine, event: RunAssigned) -> Answer:
 def ready(state: Starting, event: ConductorReady) -> Answer:
     if state.conductors.is_ready(event.conductor):
         return Dropped(state, "it was ready before")
-    state = replace(state, conductors=state.conductors.ready(event.conductor))
+    state = replace(state, conductors=state.conductors.ready(event.conductor, at=event.at))
     if state.conductors.not_ready:
         return Step(state)
     return running.enter(state, phase=state.plan.first_phase, at=event.at, cause="all conductors are ready")

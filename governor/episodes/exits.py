@@ -1,7 +1,8 @@
 """Reports ``os._exit`` of user code before the process exits: in which episodes, and the stack.
 
-A thread that runs user code registers with `set_description` how to describe its current work. In a thread without a
-description, and in a forked child, ``os._exit`` is not reported; nor is an end of the process from outside Python.
+A thread that runs user code registers with `set_description` how to describe its current work, and what is to be done before the
+process exits. In a thread without a description, and in a forked child, ``os._exit`` is not reported; nor is an end of the process from
+outside Python.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ SHOWN: Final = 8
 _thread = threading.local()
 
 
-def set_description(describe_current: Callable[[], str]) -> None:
-    """This thread runs user code; `describe_current` returns, for example, ``environment.step of episode 3``, or ""."""
-    _thread.describe_current = describe_current
+def set_description(describe_current: Callable[[], str], *, leave: Callable[[], object] = bool) -> None:
+    """This thread runs user code; `describe_current` returns, for example, ``environment.step of episode 3``, or "". `leave` hands over
+    what has ended, in a bounded time.
+    """
+    _thread.describe_current, _thread.leave = describe_current, leave
 
 
 def describe(where: str, episodes: Sequence[int]) -> str:
@@ -47,6 +50,8 @@ def announce(report: Callable[[Reason], None]) -> None:
         describe_current = getattr(_thread, "describe_current", None)
         if os.getpid() == pid and describe_current is not None and (description := describe_current()):
             with contextlib.suppress(Exception):  # the process exits all the same
+                _thread.leave()
+            with contextlib.suppress(Exception):
                 report(stack_of(threading.get_ident(), f"os._exit({status}) in {description}"))
         leave(status)
 

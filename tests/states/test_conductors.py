@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from states import Dropped, advance
-from states.conductors import FIRST_BACK_OFF, LONGEST_BACK_OFF, ConductorStates, exit_reason
+from states.conductors import FIRST_BACK_OFF, LONGEST_BACK_OFF, STEADY, ConductorStates, exit_reason
 from states.effects import StartConductor, StopConductor, Wake
 from tests.states.state_scenes import (
     LAKE,
@@ -46,9 +46,9 @@ def test_restarts_of_earlier_invocations_are_used_up(used, left):
 
 
 def test_it_is_all_ready_with_the_last_one(conductors):
-    conductors = conductors.ready(LAKE).ready(SIMULATION)
+    conductors = conductors.ready(LAKE, at=0).ready(SIMULATION, at=0)
     assert [each.name for each in conductors.not_ready] == [TASKS]
-    assert not conductors.ready(TASKS).not_ready
+    assert not conductors.ready(TASKS, at=0).not_ready
 
 
 def test_an_event_of_an_earlier_incarnation_or_an_unknown_conductor_concerns_none(conductors):
@@ -96,6 +96,17 @@ def test_the_back_off_doubles_for_each_restart_of_the_same_conductor_up_to_a_lim
     assert conductors.restart(LAKE, at=0, within=60) is None
 
 
+def test_the_back_off_begins_anew_after_a_steady_life():
+    conductors, at, delays = ConductorStates.of(replace(PLAN, restarts=1000)), 1000.0, []
+    for lived in (0, 0, STEADY - 0.01, STEADY, 0, STEADY - 0.01, -2 * STEADY):
+        if lived >= 0:  # else it was never ready
+            conductors = conductors.ready(LAKE, at=at)
+        at += abs(lived)
+        conductors, (start, _) = conductors.gone(LAKE).restart(LAKE, at=at, within=60)
+        delays.append(start.delay)
+    assert delays == [0.25, 0.5, 1, 0.25, 0.5, 1, 2]
+
+
 def test_incarnations_go_on_where_an_earlier_invocation_ended_and_the_back_off_begins_anew():
     conductors = ConductorStates.of(replace(PLAN, incarnations=((LAKE, 7), ("agent.gone", 2))))
     assert [conductor.incarnation for conductor in conductors.all] == [8, 1, 1]
@@ -111,7 +122,7 @@ def test_one_budget_serves_all_but_each_has_its_own_back_off(conductors):
 
 
 def test_the_kill_ladder_begins_with_a_message_for_conductors_that_are_ready(conductors):
-    conductors = conductors.ready(LAKE).gone(TASKS)
+    conductors = conductors.ready(LAKE, at=0).gone(TASKS)
     assert conductors.stop() == (
         StopConductor(conductor=LAKE, incarnation=1, first="message"),
         StopConductor(conductor=SIMULATION, incarnation=1, first="SIGTERM"),
@@ -155,7 +166,7 @@ def test_last_words_say_more_than_the_reason_of_the_exit(conductors):
 def test_conductor_states_are_never_changed_in_place(conductors):
     before = ConductorStates.of(PLAN)
     conductors.started(LAKE, 7)
-    conductors.ready(LAKE)
+    conductors.ready(LAKE, at=0)
     conductors.with_error(LAKE, "boom")
     conductors.gone(LAKE)
     conductors.stuck(LAKE, 7)

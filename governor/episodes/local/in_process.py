@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from concurrent.futures import wait
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -56,6 +57,8 @@ GRACE_SECONDS: Final = 0.5
 LEAVE_SECONDS: Final = 5.0
 ACKNOWLEDGE_SECONDS: Final = 5.0
 """How long the governor may take to acknowledge the ended episodes."""
+EXIT_SECONDS: Final = 1.0
+"""How long user code that ends the process by ``os._exit`` may wait for that."""
 SAVE_SECONDS: Final = 2.0
 """How long saving may take in a process that is given up; `FINAL_SAVE_SECONDS` at the end of a phase."""
 FINAL_SAVE_SECONDS: Final = 60.0
@@ -156,7 +159,7 @@ class InProcess:
     def play(self, simulation: Simulation, number: int) -> None:
         """Runs worker `number`."""
         contexts = self._contexts[number * self._vector : (number + 1) * self._vector]
-        exits.set_description(partial(_describe_current, contexts))
+        exits.set_description(partial(_describe_current, contexts), leave=self._hand_over)
         for context in contexts:
             context.thread = threading.get_ident()
         attribution = _attribution(contexts)
@@ -181,6 +184,11 @@ class InProcess:
             log.info("simulation.worker_came_back", worker=number)
         finally:
             attribution.end()
+
+    def _hand_over(self) -> None:
+        """User code ends the process: the ended episodes of all workers are on record before."""
+        reported = [worker.reports.write_and_report() for worker in self._workers.values()]
+        wait(reported, EXIT_SECONDS)
 
     def _run_worker(
         self, simulation: Simulation, worker: LocalEpisodeWorker, context: ExecutionContext

@@ -68,6 +68,7 @@ async def test_the_reason_names_an_environment_in_process_that_calls_exit_and_it
     [failed] = [event.data for event in events if event.kind == "conductor.failed"]
     assert without_place(failed["reason"]) == exit_call
     assert "in step\n    os._exit(3)" in failed["traceback"]
+    assert result.phases[0].episodes == {"terminated": 2}, "what had ended is on record"
 
 
 IN_ACT = ("LeavesInAct", {}, "agent.act of episode 2")
@@ -120,6 +121,9 @@ async def test_the_reason_names_an_agent_that_calls_exit_and_its_episodes(instan
     method = place.split()[0].removeprefix("agent.")
     assert f"in {method}\n" in failed["traceback"]
     assert "os._exit(3)" in failed["traceback"]
+    if transport == "in_process":
+        ended = 0 if case is IN_STATE_DICT else 2
+        assert sum(result.phases[0].episodes.values()) == ended, "what had ended is on record"
 
 
 async def test_a_conductor_that_always_dies_uses_up_all_restarts(instance, walk):
