@@ -183,13 +183,18 @@ def _arguments(file: object, resume: object, state_dir: object, ray_cpus: object
 
 
 def _started(arguments: list[str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "governor.script_process", str(os.getpid()), "--framed", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        env={name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"},
-        start_new_session=True,
-    )
+    """SIGINT waits until the process has begun: Python's own start would answer it by a traceback."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "governor.script_process", str(os.getpid()), "--framed", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            env={name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"},
+            start_new_session=True,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @contextmanager

@@ -18,6 +18,8 @@ from governor.processes.guard import start_guard
 
 def main() -> None:
     """Runs the verb with the arguments of the command line, and exits with its exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # as of the caller, who had it wait
     prctl.die_with_parent(expected=int(sys.argv[1]), number=signal.SIGTERM)
     start_guard(makes_folder=True)
     signal.signal(

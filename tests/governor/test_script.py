@@ -317,6 +317,17 @@ def test_ctrl_c_while_the_process_starts_leaves_no_process(monkeypatch):
     made[0].stdin.close()
 
 
+def test_ctrl_c_while_python_starts_there_shows_no_traceback(capfd):
+    with script._started(["--", "run.yaml"]) as process:
+        status, bit = Path(f"/proc/{process.pid}/status"), 1 << (signal.SIGINT - 1)
+        while not int(re.search(r"SigCgt:\s*(\w+)", status.read_text())[1], 16) & bit:
+            assert process.poll() is None  # Python's own handler is not there yet
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == -signal.SIGINT
+    assert capfd.readouterr().err == ""
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 def test_a_process_that_dies_early_is_an_error(monkeypatch):
     monkeypatch.setattr(script.sys, "executable", "/bin/false")
     with pytest.raises(GovernorError, match="has ended with exit code 1, before the run had ended"):
