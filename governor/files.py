@@ -94,6 +94,18 @@ def open_regular(path: Path, flags: int) -> int:
     raise error
 
 
+def read_regular(path: Path) -> bytes:
+    """What is in a file of the user, which may be a link to one. Raises OSError, also for what would have no end, as a FIFO or a device."""
+    with open(path, "rb", opener=_without_waiting) as file:  # a Path takes none
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(EINVAL, "it is no regular file", str(path))
+        return file.read()
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def append(file: int, data: bytes | bytearray | memoryview) -> None:
     """Appends all of `data` to a file opened for appending; or nothing of it, and raises OSError."""
     size = os.fstat(file).st_size

@@ -28,6 +28,20 @@ def test_a_write_that_fails_leaves_no_trace_however_often(tmp_path):
     assert path.read_bytes() == b"one\ntwo\n"
 
 
+@pytest.mark.timeout(30)
+def test_what_has_no_end_is_not_read(tmp_path):
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "link").symlink_to("file")
+    assert files.read_regular(tmp_path / "link") == b"x"
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "zeros").symlink_to("/dev/zero")
+    for name in ("fifo", "zeros"):
+        with pytest.raises(OSError, match="it is no regular file"):
+            files.read_regular(tmp_path / name)
+    with pytest.raises(IsADirectoryError):
+        files.read_regular(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["plain", "a/b", "50%", "...", "ä ?*:", "a\0b"])
 def test_any_text_makes_a_name(tmp_path, name):
     (tmp_path / f"{files.name_of(name)}.x").touch()

@@ -21,7 +21,7 @@ import numpy as np
 from governor.episodes.arrays import ARRAY, WireError, pack, unpack
 from governor.episodes.records import tensors
 from governor.errors import ConductorError
-from governor.files import write_whole
+from governor.files import read_regular, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -107,7 +107,7 @@ def save(
 def load(path: Path) -> dict[str, Any] | None:
     """None without a file. Raises ConductorError for a file that cannot be read."""
     try:
-        return loads(path.read_bytes())
+        return loads(read_regular(path))
     except FileNotFoundError:
         return None
     except (OSError, ConductorError) as error:
@@ -140,7 +140,7 @@ def weight_version(path: Path, given: str | None = None) -> int:
     if given is not None and not path.exists():
         path = Path(given)
     try:
-        found = _decode_version(path.read_bytes())
+        found = _decode_version(read_regular(path))
     except (OSError, msgspec.MsgspecError):
         return 0
     return found.weight_version
@@ -149,7 +149,7 @@ def weight_version(path: Path, given: str | None = None) -> int:
 def learned(path: Path) -> dict[str, Any] | None:
     """What the file says of what was learned; empty if it says nothing, None without a file. Raises ConductorError."""
     try:
-        return _decode_learned(path.read_bytes()).learned
+        return _decode_learned(read_regular(path)).learned
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:

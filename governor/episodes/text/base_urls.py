@@ -38,7 +38,7 @@ class SessionSuffixBaseURLProvider:
     def get_base_url(self, session: Any = None) -> str:
         if not (name := session_id(session)):
             raise UsageError(f"SessionSuffixBaseURLProvider needs a session with an id, not {session!r}")
-        return f"{self.base_url_root}/{quote(name, safe='')}"
+        return below(self.base_url_root, quote(name, safe=""))
 
 
 def session_id(session: Any) -> str | None:
@@ -47,11 +47,18 @@ def session_id(session: Any) -> str | None:
     return None if found is None else str(found)
 
 
+def below(base_url: str, path: str) -> str:
+    """The address of `path` below it. A query stays behind, as ``?api-version=1`` of Azure."""
+    address, mark, query = base_url.partition("?")
+    return f"{address.rstrip('/')}/{path}{mark}{query}"
+
+
 def checked(base_url: str) -> str:
     """`base_url` without slashes at its end. Raises UsageError if it is not of the form ``http(s)://host...``."""
     try:
         parts = urlsplit(base_url)
         fine = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        fine = fine and not parts.fragment
     except (AttributeError, TypeError, ValueError):
         fine = False
     if not fine:

@@ -23,7 +23,7 @@ import aiohttp
 import msgspec
 import openai
 
-from governor.episodes.text.base_urls import checked
+from governor.episodes.text.base_urls import below, checked
 from governor.episodes.text.environments.http_environment import MAX_ANSWER_BYTES
 from governor.episodes.text.http_retries import SHOWN, Retries, Retry, brief, retry_after, status_reason
 from governor.episodes.text.proxies import Proxies
@@ -145,7 +145,7 @@ class ChatModel:
 
     def _url(self, session: Any) -> str:
         try:
-            return f"{checked(self._provider.get_base_url(session))}/chat/completions"
+            return below(checked(self._provider.get_base_url(session)), "chat/completions")
         except Exception as error:  # providers may be the user's
             raise ModelFault(f"no base URL for the session: {one_line(error)}") from error
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 
 from governor import logs
-from governor.episodes.text.base_urls import checked
+from governor.episodes.text.base_urls import below, checked
 from governor.episodes.text.chat_model import ModelFault, is_transient, read
 from governor.episodes.text.environments.environment import EnvironmentFault
 from governor.episodes.text.environments.http_environment import body_of
@@ -132,7 +132,7 @@ class LLM:
     async def _ask(self, client: HttpClient, request: dict[str, Any]) -> dict[str, Any]:
         """One attempt. Raises Retry or ModelFault."""
         try:
-            async with client.post(f"{self.base_url}/chat/completions", **request) as response:
+            async with client.post(below(self.base_url, "chat/completions"), **request) as response:
                 data = await body_of(response)
         except TimeoutError as error:
             raise Retry(ModelFault(f"no answer in time: {one_line(error)}")) from error

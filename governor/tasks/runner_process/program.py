@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from governor.errors import ConductorError, ProcessError
 from governor.failures import Reason, shortened, utf8
+from governor.files import read_regular
 from governor.processes import program
 from governor.processes.program import Leftovers, Program
 from governor.tasks.api import TaskCancelled, TaskContext, TaskResult
@@ -172,7 +173,7 @@ def _value(attempt: _Attempt, before: object, last: str) -> TaskResult:
 
 def _of_file(path: Path) -> TaskResult:
     try:
-        return _result(json.loads(path.read_bytes()))
+        return _result(json.loads(read_regular(path)))
     except OSError as error:
         raise ProgramFailed(f"its result {path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

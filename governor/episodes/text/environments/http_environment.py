@@ -17,7 +17,7 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
-from governor.episodes.text.base_urls import checked
+from governor.episodes.text.base_urls import below, checked
 from governor.episodes.text.environments.environment import (
     EnvironmentFault,
     EnvironmentHung,
@@ -65,7 +65,7 @@ class HTTPEnvironments:
         if not {".", ".."}.isdisjoint(f"{env_name}/{env_id}".split("/")):
             raise UsageError(f"environment {env_name!r}, id {env_id!r}: '.' and '..' are no names")
         try:
-            base = f"{checked(base_url)}/{quote(str(env_name))}/{quote(str(env_id), safe='')}"
+            base = below(checked(base_url), f"{quote(str(env_name))}/{quote(str(env_id), safe='')}")
         except UnicodeError as error:
             raise UsageError(f"environment {env_name!r}, id {env_id!r}: {one_line(error)}") from error
         return HTTPEnvironment(self, base, checked_headers(headers or {}))
@@ -111,7 +111,7 @@ class HTTPEnvironment:
 
     async def _ask(self, method: str, call: str, seconds: float, *, key: str = "", body: Any = None) -> Any:
         """The JSON value in the answer; `seconds` for each attempt. Raises EnvironmentFault."""
-        url = URL(f"{self._base}/{call}", encoded=True)
+        url = URL(below(self._base, call), encoded=True)
         request = {"json": body, "headers": {**self._headers, KEY_HEADER: key} if key else self._headers}
         try:
             data = await self._connections.retries.run(

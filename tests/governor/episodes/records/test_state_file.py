@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from collections import Counter, OrderedDict, defaultdict
@@ -50,6 +51,15 @@ def test_a_file_that_is_no_state_is_refused(tmp_path, data):
     path.write_bytes(data)
     with pytest.raises(ConductorError, match="cannot be read"):
         state_file.load(path)
+
+
+@pytest.mark.timeout(30)
+def test_a_state_that_is_a_fifo_holds_nobody_up(tmp_path):
+    os.mkfifo(path := tmp_path / "a.state")
+    for read in (state_file.load, state_file.learned):
+        with pytest.raises(ConductorError, match=r"cannot be read: .*it is no regular file"):
+            read(path)
+    assert state_file.weight_version(path) == 0
 
 
 def test_no_file_is_no_state(tmp_path):

@@ -110,6 +110,13 @@ def test_a_result_file_must_be_written_by_this_attempt(run, tmp_path):
     assert found.metrics == {"new": 2.0}
     with pytest.raises(ProgramFailed, match=r"metrics.json is no JSON"):
         run("echo no > metrics.json", result="metrics.json")
+    for line in ("mkfifo", "ln -s /dev/zero"):
+        with pytest.raises(
+            ProgramFailed, match=r"its result .*metrics.json cannot be read: it is no regular file"
+        ):
+            run(f"rm metrics.json; {line} metrics.json", result="metrics.json")
+        with pytest.raises(ProgramFailed, match=r"its result .* cannot be read: it is no regular file"):
+            run(f"{line} $GOVERNOR_RESULT")
 
 
 @pytest.mark.parametrize(
