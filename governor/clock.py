@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import wait
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+T = TypeVar("T")
+AWAKE_SECONDS: Final = 0.2
 VARIABLE: Final = "RUN_GOVERNOR_CLOCK"
 _steps: Final = Path(os.environ[VARIABLE]) if VARIABLE in os.environ else None
 
@@ -18,3 +24,12 @@ _steps: Final = Path(os.environ[VARIABLE]) if VARIABLE in os.environ else None
 def wall() -> float:
     """Seconds since the epoch."""
     return time.time() if _steps is None else time.time() + float(_steps.read_text())
+
+
+def result_of(future: Future[T]) -> T:
+    """Blocks the thread of a caller who may press Ctrl-C: a signal that comes just before the thread waits does not wake it, so it waits for
+    `AWAKE_SECONDS` at once.
+    """
+    while not wait([future], AWAKE_SECONDS).done:
+        pass
+    return future.result()

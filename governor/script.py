@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex, TypeAlias, TypeVar
 
 import msgspec
 
+from governor import clock
 from governor.cli.rendering import display
 from governor.cli.rendering.view import RunView
 from governor.errors import GovernorError, UsageError, from_refusal
@@ -290,7 +291,7 @@ def _ask(broker: str | None, question: Callable[[Executor], Awaitable[T]]) -> T:
 
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="governor.ask") as thread:
         try:
-            return thread.submit(lambda: asyncio.run(ask())).result()
+            return clock.result_of(thread.submit(lambda: asyncio.run(ask())))
         except BaseException:
             left.set()
             for loop, task in asked:

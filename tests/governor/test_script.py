@@ -350,13 +350,22 @@ def test_kill_9_of_the_caller_leaves_no_process(project, caller):
     assert outcome_of(project) == ("aborted", "SIGTERM at `governor run`")
 
 
-def test_ctrl_c_ends_a_question_to_a_daemon():
+@pytest.mark.parametrize("wakes", [True, False])
+def test_ctrl_c_ends_a_question_to_a_daemon(wakes):
+    """It does not wake the main thread if it comes just before that waits: the same as if another thread takes the signal."""
+
     async def asked(_):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.Event().wait()
 
-    with pytest.raises(KeyboardInterrupt):
-        script._ask("tcp://127.0.0.1:9", asked)
+    if not wakes:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            script._ask("tcp://127.0.0.1:9", asked)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def test_ctrl_c_before_the_question_is_asked(monkeypatch):

@@ -10,6 +10,8 @@ from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from governor import clock
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
@@ -61,7 +63,7 @@ class LoopThread:
             self._awaited.discard(ended)
             raise RuntimeError("the session is closed") from None
         try:
-            return ended.result()
+            return clock.result_of(ended)
         except BaseException:
             if not ended.done():
                 with suppress(RuntimeError):  # the loop is closed, and with it all has ended

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias
 
 import msgspec
 
-from governor import logs
+from governor import clock, logs
 from governor.errors import ConductorError
 from governor.messages import TaskRecord, TaskSpec
 from governor.tasks.agentlab.listeners import GraphListener, TaskRef
@@ -178,7 +178,7 @@ class GraphSession(LoopThread):
             awaited = {name for spec in specs for name in spec.depends_on}
             listener = GraphListener(study=self._study, awaited=awaited, cancel=partial(self.cancel, number))
             self.call(partial(self._begin_graph, number, batch, listener))
-            listener.ended.result()
+            clock.result_of(listener.ended)
             if driver.engine.is_starting:
                 self.wait(self._settle())
             driver.show_output()
