@@ -212,6 +212,10 @@ def exit_reason(conductor: ConductorState, event: ConductorExited) -> str:
     else:
         how = f"exited with code {event.exit_code}"
     words = conductor.last_error or event.reason
+    if (
+        conductor.kind == "service" and conductor.last_error
+    ):  # of the program; the exit code is only its conductor's
+        return f"{conductor.name}: {words}"
     return f"conductor {conductor.name} {how}{f': {words}' if words else ''}"
 
 

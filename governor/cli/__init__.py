@@ -61,6 +61,23 @@ VERBS: Final = {
     "broker": "broker:command",
 }
 """Each verb and where its command is, in the order of a new user's first steps."""
+HERE: Final = frozenset(
+    (
+        "init",
+        "check",
+        "try",
+        "run",
+        "serve",
+        "backup",
+        "restore",
+        "doctor",
+        "install-service",
+        "uninstall-service",
+        "keys",
+        "broker",
+    )
+)
+"""Those that do their work on this machine, whatever daemon is elsewhere."""
 
 
 class Verbs(click.Group):
@@ -171,5 +188,9 @@ def cli(ctx: click.Context, *, broker: str | None, context: str | None, debug: b
     if broker is not None and context is not None:
         raise click.UsageError("--broker and --context both say where the daemon is: give one of them")
     if context is not None:
+        if (verb := ctx.invoked_subcommand) in HERE:
+            raise click.UsageError(
+                f"`governor {verb}` is about this machine, not about one elsewhere: leave --context out"
+            )
         os.environ["GOVERNOR_CONTEXT"] = context
     ctx.obj = broker

@@ -113,7 +113,7 @@ def _or_text(number: dict[str, Any], pattern: str) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [number, {"type": "string", "pattern": pattern}]})
 
 
-PERCENTAGE = r"^(100(\.0+)?|\d{1,2}(\.\d+)?)%$"
+PERCENTAGE = r"^(100(\.0+)?|[0-9]{1,2}(\.[0-9]+)?)%$"
 ENTRY = r"^[^\s:]+:[^\s]+$"
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 ShortName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=32)]

@@ -5,7 +5,14 @@ from dataclasses import replace
 import pytest
 
 from states import Dropped, advance
-from states.conductors import FIRST_BACK_OFF, LONGEST_BACK_OFF, STEADY, ConductorStates, exit_reason
+from states.conductors import (
+    FIRST_BACK_OFF,
+    LONGEST_BACK_OFF,
+    STEADY,
+    ConductorState,
+    ConductorStates,
+    exit_reason,
+)
 from states.effects import StartConductor, StopConductor, Wake
 from tests.states.state_scenes import (
     LAKE,
@@ -160,6 +167,13 @@ def test_last_words_say_more_than_the_reason_of_the_exit(conductors):
     assert (
         exit_reason(conductor, exited(TASKS, code=1, reason="?"))
         == "conductor tasks exited with code 1: ImportError: torch"
+    )
+    service = ConductorState(
+        name="service.model", kind="service", last_error="its program ended: exit code 0"
+    )
+    assert (
+        exit_reason(service, exited("service.model", code=1))
+        == "service.model: its program ended: exit code 0"
     )
 
 

@@ -156,7 +156,7 @@ async def test_a_service_that_dies_is_replaced_within_the_budget_and_then_the_ru
         await asked(tree, uid, 3)
         os.kill(servers(folder)[-1][0], signal.SIGSEGV)
         events, result = await tree.end(uid)
-        reason = "conductor service.model exited with code 1: its program ended: killed by SIGSEGV"
+        reason = "service.model: its program ended: killed by SIGSEGV"
         assert result.outcome == "failed"
         assert result.reason == f"{reason} (the budget of 2 conductor restarts is used up)"
         failed = [e.data["reason"] for e in events if e.kind == "conductor.failed"]

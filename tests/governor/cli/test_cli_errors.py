@@ -90,6 +90,14 @@ def test_a_misspelling_is_told_the_nearest_right_word(arguments, said):
     assert said in done.stderr
 
 
+@pytest.mark.parametrize("verb", sorted(package.HERE))
+def test_a_verb_of_this_machine_takes_no_context(verb, monkeypatch):
+    monkeypatch.setenv("GOVERNOR_CONTEXT", "")
+    asked = invoke("--context", "lab", *([verb, "new"] if verb == "keys" else [verb]))
+    assert (asked.exit_code, f"`governor {verb}` is about this machine" in asked.output) == (2, True)
+    assert invoke(verb, "--help").exit_code == 0
+
+
 def test_a_run_to_resume_is_found_by_the_unique_beginning_of_its_id(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)
