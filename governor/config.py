@@ -195,9 +195,9 @@ class EntriesConfig(Section):
     allow: Annotated[
         Annotated[tuple[Annotated[str, Field(pattern=r"^(\*|[^:]+:.+)$")], ...], Field(strict=False)] | None,
         Field(
-            description="Patterns of what a run file may name: entries and calls, `gymnasium:*`, `lab.agents:*`, and programs by their first "
-            "word, `command:/opt/lab/bin/*`; `*` stands for any text, of a name in a module for one without a dot. Nothing is imported from the "
-            "folder of the run file then. null: anything.",
+            description="Patterns of what a run may name: entries and calls, `gymnasium:*`, `lab.agents:*`; programs by their first word, "
+            "`command:/opt/lab/bin/*`; environment variables, `env:HF_*`. `*` stands for any text; behind the colon of a module it stands for one "
+            "name, without dots. Nothing is imported from the folder of the run file then. null: anything.",
             examples=[["gymnasium:*", "lab.agents:*", "command:/opt/lab/bin/*"]],
         ),
     ] = None

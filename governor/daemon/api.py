@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -110,16 +110,17 @@ class DaemonApi:
         self._journal: Journal = context.journal
         self._queries = RunQueries(daemon=daemon, context=context)
         self._allowed = AllowedEntries(context.journal.path.parent, lambda: daemon.config.entries.allow)
-        known: Any = {
-            "daemon": daemon,
-            "context": context,
-            "queries": self._queries,
-            "allowed": self._allowed,
-        }
-        self.steering = Steering(**known)
-        self._submissions = Submissions(**known)
+        self.steering = Steering(daemon=daemon, context=context, queries=self._queries, allowed=self._allowed)
+        self._submissions = Submissions(
+            daemon=daemon, context=context, queries=self._queries, allowed=self._allowed
+        )
         self.groups = Groups(
-            **known, steering=self.steering, resume=partial(self._submissions.resume, of_group=True)
+            daemon=daemon,
+            context=context,
+            queries=self._queries,
+            allowed=self._allowed,
+            steering=self.steering,
+            resume=partial(self._submissions.resume, of_group=True),
         )
         self._group_reports = GroupReports(daemon=daemon, context=context, queries=self._queries)
         self._senders = Senders()
@@ -210,13 +211,16 @@ class DaemonApi:
             return PackageStored(bytes=await asyncio.to_thread(store))
 
     async def _located(self, asked: S) -> S:
-        """With the folder of its package, if it names one; the empty one where code is restricted."""
+        """With the folder of its package, if it names one; with a copy of an empty one, where code is restricted."""
         if asked.folder.startswith(PREFIX):
             if asked.run.get("code") != "snapshot":
                 raise UsageError("a run of a package has code: snapshot")
             folder = await asyncio.to_thread(self._packages.place_of, asked.folder)
             asked = msgspec.structs.replace(asked, folder=folder)
-        return msgspec.structs.replace(asked, folder=self._allowed.folder(asked.folder))
+        if self._allowed.restricts:
+            folder = await asyncio.to_thread(self._allowed.empty_folder)
+            asked = msgspec.structs.replace(asked, run={**asked.run, "code": "snapshot"}, folder=folder)
+        return asked
 
     # -- verbs -------------------------------------------------------------------------------------------------
 

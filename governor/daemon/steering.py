@@ -163,7 +163,7 @@ class Steering:
             row = await self._unended(asked.uid)
             before = await asyncio.to_thread(parse, row.spec, row.name)
             change = await asyncio.to_thread(changed_run, before, asked.values)
-            self._allowed.require(change.run, before=before)
+            await asyncio.to_thread(self._allowed.require_change, before, change.run, folder=row.folder)
             if (governor := self._queries.governor_of(row.uid)) is not None:
                 state = _at_work(await governor.settled(), row.uid)
                 phase = state.phase if isinstance(state, Running) else None

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from governor.daemon.submission.allowed import EMPTY, AllowedEntries, named
-from governor.errors import NotPermitted, RunFileError
+from governor.errors import NotPermitted
 from governor.run_file.load import parse
 from tests.support.daemon.api_world import CONFIG, RUN, open_api
 
@@ -47,19 +47,19 @@ WHOLE = {
     "hooks": {"on_end": ["tell", "me"], "on_stall": "https://x", "on_limit": {"command": ["cry"]}},
 }
 NAMED = {
-    "env": ["PYTHONPATH", "LD_PRELOAD"],
-    "secrets": ["PATH"],
+    "env": ["env:PYTHONPATH", "env:LD_PRELOAD", "env:SEED"],
+    "secrets": ["env:PATH", "env:OPENAI_API_KEY"],
     "env_file": [".env"],
     "conductors.environments.params.entry": ["gymnasium:FrozenLake-v1"],
     "conductors.environments.params.wrappers[0].entry": ["w:One"],
     "conductors.environments.params.wrappers[1].entry": ["w:Two"],
     "conductors.agents.labels.entry": ["a:Walker"],
     "conductors.services.args.command": ["command:serve"],
-    "conductors.services.args.env": ["PYTHONHOME"],
+    "conductors.services.args.env": ["env:PYTHONHOME"],
     "phases[0].until[0].entry": ["u:Until"],
     "phases[1].tasks[0].call": ["t:f"],
     "phases[1].tasks[1].command": ["command:run.sh"],
-    "phases[1].tasks[1].env": ["BASH_ENV"],
+    "phases[1].tasks[1].env": ["env:BASH_ENV"],
     "hooks.on_end": ["command:tell"],
     "hooks.on_limit": ["command:cry"],
 }
@@ -68,7 +68,7 @@ NAMED = {
 def test_all_that_a_run_names_is_found_whatever_its_sections_are_called():
     found = {}
     for one in named(parse(WHOLE)):
-        found.setdefault(one.place, []).append(one.text)
+        found.setdefault(one.place, []).append(one.kind + one.text)
     assert found == NAMED
 
 
@@ -90,6 +90,7 @@ MODULES = [
     (["lab.work:*"], CALLS, True),
     (["lab.*:f"], CALLS, True),
     (["*:*"], CALLS, True),
+    (["command:*", "env:*"], CALLS, False),
     (["*"], CALLS, True),
     (["LAB.work:f"], CALLS, False),
     (["lab.work:ff", "lab.work"], CALLS, False),
@@ -120,6 +121,8 @@ PROGRAMS = [
     (["command:run"], {"command": ["run"], "cwd": "/evil"}, False),
     (["command:/opt/run"], {"command": ["/opt/run"], "cwd": "/any"}, True),
     (["command:[ab]"], {"command": ["a"]}, False),
+    (["*:*", "*:run", "run"], {"command": ["run"]}, False),
+    (["*"], {"command": ["./run"], "cwd": "/any"}, True),
 ]
 
 
@@ -141,33 +144,73 @@ def test_all_that_is_refused_is_told_with_its_place(tmp_path):
     with pytest.raises(NotPermitted) as caught:
         AllowedEntries(tmp_path, list).require(parse(WHOLE))
     told = str(caught.value)
-    assert "env: PYTHONPATH can have other code run; env: LD_PRELOAD can have" in told
-    assert (
-        "conductors.environments.params.entry: gymnasium:FrozenLake-v1 and 11 more. Allowed: nothing" in told
-    )
+    assert "env: env:PYTHONPATH; env: env:LD_PRELOAD; env: env:SEED; secrets: env:PATH; " in told
+    assert "secrets: env:OPENAI_API_KEY and 13 more. Allowed: nothing" in told
 
 
-@pytest.mark.parametrize("name", ["PYTHONPATH", "LD_AUDIT", "RAY_RUNTIME_ENV_HOOK", "PATH", "HOME", "ENV"])
-@pytest.mark.parametrize("key", ["env", "secrets", "task"])
-def test_variables_that_run_code_are_refused_whatever_is_allowed(tmp_path, name, key):
-    task = {"id": "t", "command": ["run"], **({"env": {name: "x"}} if key == "task" else {})}
-    more = {} if key == "task" else {key: {name: "x"}}
-    allowed = AllowedEntries(tmp_path, lambda: ["*"])
-    try:
-        run = parse({"name": "r", "phases": [{"name": "p", "tasks": [task]}], **more})
-    except RunFileError:
-        return  # no run may set it
-    with pytest.raises(NotPermitted, match=f"{name} can have other code run"):
+@pytest.mark.parametrize("where", ["env", "secrets", "task"])
+@pytest.mark.parametrize(
+    ("patterns", "fits"),
+    [
+        (["env:HF_HOME"], True),
+        (["env:HF_*"], True),
+        (["*"], True),
+        (["env:HF_", "HF_HOME", "*:*"], False),
+        ([], False),
+    ],
+)
+def test_a_variable_must_match_a_pattern(tmp_path, where, patterns, fits):
+    task = {"id": "t", "command": ["run"], **({"env": {"HF_HOME": "x"}} if where == "task" else {})}
+    more = {} if where == "task" else {where: {"HF_HOME": "x"}}
+    run = parse({"name": "r", "phases": [{"name": "p", "tasks": [task]}], **more})
+    allowed = AllowedEntries(tmp_path, lambda: [*patterns, "command:run"])
+    if fits:
+        allowed.require(run)
+        return
+    with pytest.raises(NotPermitted, match=r"(env|secrets): env:HF_HOME"):
         allowed.require(run)
 
 
-def test_a_change_is_looked_at_for_what_it_changes(tmp_path):
+def test_a_file_of_variables_is_refused(tmp_path):
+    run = parse({**RUN, "env_file": "x"})
+    with pytest.raises(NotPermitted, match="env_file: x can set any variable"):
+        AllowedEntries(tmp_path, lambda: ["m:f", "env:*"]).require(run)
+    AllowedEntries(tmp_path, lambda: ["*"]).require(run)
+
+
+@pytest.mark.parametrize(
+    ("before", "change", "fits"),
+    [
+        ({"call": "old:f"}, {"retries": 3}, True),
+        ({"call": "old:f"}, {"call": "new:f"}, True),
+        ({"call": "old:f"}, {"call": "old:g"}, False),
+        ({"call": "old:f"}, {"args": {"x": 1}}, False),
+        ({"command": ["/bin/sh", "-c", "a"]}, {"timeout": 3}, True),
+        ({"command": ["/bin/sh", "-c", "a"]}, {"command": ["/bin/sh", "-c", "b"]}, False),
+        ({"command": ["a"], "cwd": "x"}, {"cwd": "y"}, False),
+        ({"command": ["/bin/a"], "env": {"PATH": "x"}}, {"env": {"PATH": "y"}}, False),
+        ({"command": ["/bin/a"]}, {"stdin": "y"}, False),
+    ],
+)
+def test_a_change_of_code_or_of_its_arguments_is_looked_at_as_a_new_run(tmp_path, before, change, fits):
     allowed = AllowedEntries(tmp_path, lambda: ["new:*"])
-    before = with_task(call="old:f")
-    allowed.require(with_task(call="old:f", retries=3), before=before)
-    allowed.require(with_task(call="new:f"), before=before)
-    with pytest.raises(NotPermitted, match="other:f"):
-        allowed.require(with_task(call="other:f"), before=before)
+    old, new = (
+        with_task(**task).model_copy(update={"code": "snapshot"}) for task in (before, {**before, **change})
+    )
+    folder = tmp_path / "code"
+    folder.mkdir()
+    if not fits:
+        with pytest.raises(NotPermitted):
+            allowed.require_change(old, new, folder=str(folder))
+        return
+    allowed.require_change(old, new, folder=str(folder))
+    (folder / "new.py").touch()
+    if {*change} & {"call"}:
+        with pytest.raises(NotPermitted, match=r"it would import from .*, where there are files"):
+            allowed.require_change(old, new, folder=str(folder))
+        (folder / "new.py").unlink()
+        with pytest.raises(NotPermitted, match="it was submitted when that was allowed"):
+            allowed.require_change(old, new.model_copy(update={"code": "folder"}), folder=str(folder))
 
 
 @pytest.fixture
@@ -187,8 +230,10 @@ async def test_a_run_of_what_is_allowed_has_an_empty_folder(daemon, tmp_path):
     for run in (RUN, {**RUN, "code": "snapshot"}):
         uid = await daemon.executor.submit(run, folder=tmp_path)
         folder = daemon.journal.run(uid).folder
-        assert folder in (str(daemon.runs / EMPTY), str(daemon.runs / uid / "code"))
+        assert folder == str(daemon.runs / uid / "code")
         assert os.listdir(folder) == []  # noqa: PTH208
+        (daemon.runs / EMPTY).chmod(0o700)
+        (daemon.runs / EMPTY / "m.py").touch()  # by code of a run, whose user the daemon's is
 
 
 CELLS = [
@@ -233,8 +278,8 @@ async def test_nothing_else_is_in_a_cell_of_a_group(daemon, matrix):
     ],
 )
 async def test_a_run_is_set_to_nothing_else(daemon, path, value):
-    uid = await daemon.executor.submit(RUN)
     restrict(daemon, "m:f")
+    uid = await daemon.executor.submit(RUN)
     before = daemon.journal.run(uid).spec
     with pytest.raises(NotPermitted, match=r"restricts which code runs may name"):
         await daemon.executor.set(uid, {path: value})
