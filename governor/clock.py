@@ -1,4 +1,4 @@
-"""The wall clock of everything on record. Waits and deadlines are measured in monotonic seconds instead.
+"""The wall clock of everything on record. Waits and deadlines are measured in monotonic seconds instead; `result_of` is such a wait.
 
 Where ``RUN_GOVERNOR_CLOCK`` names a file when the process starts, the number of seconds in it is added: so the fault campaign
 changes the clock of one daemon, not the machine's.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 T = TypeVar("T")
-AWAKE_SECONDS: Final = 0.2
+SIGNAL_CHECK_SECONDS: Final = 0.2
 VARIABLE: Final = "RUN_GOVERNOR_CLOCK"
 _steps: Final = Path(os.environ[VARIABLE]) if VARIABLE in os.environ else None
 
@@ -28,8 +28,8 @@ def wall() -> float:
 
 def result_of(future: Future[T]) -> T:
     """Blocks the thread of a caller who may press Ctrl-C: a signal that comes just before the thread waits does not wake it, so it waits for
-    `AWAKE_SECONDS` at once.
+    `SIGNAL_CHECK_SECONDS` at once.
     """
-    while not wait([future], AWAKE_SECONDS).done:
+    while not wait([future], SIGNAL_CHECK_SECONDS).done:
         pass
     return future.result()

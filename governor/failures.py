@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import traceback
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
@@ -58,6 +58,7 @@ _MACHINERY: Final = (
 HIDDEN: Final = OURS + _MACHINERY
 """Frames of files that begin so are not shown."""
 _PACKAGES: Final = ("site-packages", "dist-packages")
+_SEPARATORS: Final = re.compile(r"[\s=;,]+")
 _NUMBERS: Final = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _FRAME: Final = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
 _PLACE: Final = re.compile(r" \([^()]*:\d+\)$")
@@ -73,7 +74,7 @@ SECRETS: Final = "GOVERNOR_SECRETS"
 """The environment variable with the names of those that hold secrets of the run, with a comma between them."""
 _masks: dict[str, tuple[dict[str, str], Mask]] = {}
 """The last one for these names: a process may serve several runs, and user code may take them out of its environment."""
-_hidden: dict[str, tuple[Mask, Mask]] = {}
+_hidden: tuple[Mask, ...] = ()
 _rendered: dict[Any, tuple[str, str]] = {}
 
 
@@ -165,14 +166,16 @@ def utf8(text: str) -> str:
 
 
 def hide(name: str, value: str) -> None:
-    """Masks the value of this environment variable from now on, though it is no secret of the run; and the key in it, behind a word as
-    ``Bearer``.
+    """Masks the value of this environment variable from now on, though it is no secret of the run, and its parts: ``Bearer KEY`` has
+    the key as one.
     """
-    _hidden[name] = Mask({name: value}), Mask({name: (value.split() or [""])[-1]})
+    global _hidden  # noqa: PLW0603  # of the process, as its environment
+    parts = [Mask({name: part}) for part in (value, *_SEPARATORS.split(value))]
+    _hidden = (*_hidden, *(part for part in parts if part))
 
 
 def _masked(text: str) -> str:
-    for mask in chain.from_iterable(_hidden.values()):
+    for mask in _hidden:
         text = mask.text(text)
     names = os.environ.get(SECRETS)
     if not names:

@@ -18,13 +18,10 @@ from governor.processes.guard import start_guard
 
 def main() -> None:
     """Runs the verb with the arguments of the command line, and exits with its exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # before the run has begun an order would help nothing
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # as of the caller, who had it wait
     prctl.die_with_parent(expected=int(sys.argv[1]), number=signal.SIGTERM)
     start_guard(makes_folder=True)
-    signal.signal(
-        signal.SIGINT, signal.SIG_DFL
-    )  # until the run has begun there is nothing that an order would help
     import click  # noqa: PLC0415  # as below
 
     from governor.cli import run  # noqa: PLC0415  # after the guard, which must hold nothing that it does not need

@@ -61,7 +61,7 @@ VERBS: Final = {
     "broker": "broker:command",
 }
 """Each verb and where its command is, in the order of a new user's first steps."""
-HERE: Final = frozenset(
+LOCAL_VERBS: Final = frozenset(
     (
         "init",
         "check",
@@ -188,7 +188,7 @@ def cli(ctx: click.Context, *, broker: str | None, context: str | None, debug: b
     if broker is not None and context is not None:
         raise click.UsageError("--broker and --context both say where the daemon is: give one of them")
     if context is not None:
-        if (verb := ctx.invoked_subcommand) in HERE:
+        if (verb := ctx.invoked_subcommand) in LOCAL_VERBS:
             raise click.UsageError(
                 f"`governor {verb}` is about this machine, not about one elsewhere: leave --context out"
             )

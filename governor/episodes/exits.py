@@ -26,11 +26,13 @@ SHOWN: Final = 8
 _thread = threading.local()
 
 
-def set_description(describe_current: Callable[[], str], *, leave: Callable[[], object] = bool) -> None:
-    """This thread runs user code; `describe_current` returns, for example, ``environment.step of episode 3``, or "". `leave` hands over
-    what has ended, in a bounded time.
+def set_description(
+    describe_current: Callable[[], str], *, before_exit: Callable[[], object] | None = None
+) -> None:
+    """This thread runs user code; `describe_current` returns, for example, ``environment.step of episode 3``, or "". `before_exit` hands
+    over what has ended, in a bounded time.
     """
-    _thread.describe_current, _thread.leave = describe_current, leave
+    _thread.describe_current, _thread.before_exit = describe_current, before_exit
 
 
 def describe(where: str, episodes: Sequence[int]) -> str:
@@ -50,7 +52,8 @@ def announce(report: Callable[[Reason], None]) -> None:
         describe_current = getattr(_thread, "describe_current", None)
         if os.getpid() == pid and describe_current is not None and (description := describe_current()):
             with contextlib.suppress(Exception):  # the process exits all the same
-                _thread.leave()
+                if _thread.before_exit is not None:
+                    _thread.before_exit()
             with contextlib.suppress(Exception):
                 report(stack_of(threading.get_ident(), f"os._exit({status}) in {description}"))
         leave(status)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from concurrent.futures import wait
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -159,7 +158,7 @@ class InProcess:
     def play(self, simulation: Simulation, number: int) -> None:
         """Runs worker `number`."""
         contexts = self._contexts[number * self._vector : (number + 1) * self._vector]
-        exits.set_description(partial(_describe_current, contexts), leave=self._hand_over)
+        exits.set_description(partial(_describe_current, contexts), before_exit=self._hand_over)
         for context in contexts:
             context.thread = threading.get_ident()
         attribution = _attribution(contexts)
@@ -186,9 +185,16 @@ class InProcess:
             attribution.end()
 
     def _hand_over(self) -> None:
-        """User code ends the process: the ended episodes of all workers are on record before."""
-        reported = [worker.reports.write_and_report() for worker in self._workers.values()]
-        wait(reported, EXIT_SECONDS)
+        """User code ends the process: the ended episodes of all workers are on record before, if that takes no longer than `EXIT_SECONDS`."""
+
+        def hand_over() -> None:
+            for worker in list(self._workers.values()):
+                with contextlib.suppress(Exception):
+                    worker.reports.write_and_report().result()
+
+        handing = threading.Thread(target=hand_over, name="simulation.hand_over", daemon=True)
+        handing.start()
+        handing.join(EXIT_SECONDS)
 
     def _run_worker(
         self, simulation: Simulation, worker: LocalEpisodeWorker, context: ExecutionContext

@@ -48,19 +48,20 @@ def session_id(session: Any) -> str | None:
 
 
 def below(base_url: str, path: str) -> str:
-    """The address of `path` below it. A query stays behind, as ``?api-version=1`` of Azure."""
+    """The address of `path` below one that is `checked`. A query stays at the end, as ``?api-version=1`` of Azure."""
     address, mark, query = base_url.partition("?")
-    return f"{address.rstrip('/')}/{path}{mark}{query}"
+    return f"{address}/{path}{mark}{query}"
 
 
 def checked(base_url: str) -> str:
-    """`base_url` without slashes at its end. Raises UsageError if it is not of the form ``http(s)://host...``."""
+    """`base_url` without slashes at the end of its path. Raises UsageError if it is not of the form ``http(s)://host...``."""
     try:
         parts = urlsplit(base_url)
         fine = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-        fine = fine and not parts.fragment
+        fine = fine and "#" not in base_url
     except (AttributeError, TypeError, ValueError):
         fine = False
     if not fine:
         raise UsageError(f"{base_url!r} is no base URL: it should look like http://host:8000/v1")
-    return base_url.rstrip("/")
+    address, mark, query = base_url.partition("?")
+    return f"{address.rstrip('/')}{mark}{query}"

@@ -25,7 +25,15 @@ import openai
 
 from governor.episodes.text.base_urls import below, checked
 from governor.episodes.text.environments.http_environment import MAX_ANSWER_BYTES
-from governor.episodes.text.http_retries import SHOWN, Retries, Retry, brief, retry_after, status_reason
+from governor.episodes.text.http_retries import (
+    LOOKED_AT,
+    SHOWN,
+    Retries,
+    Retry,
+    brief,
+    retry_after,
+    status_reason,
+)
 from governor.episodes.text.proxies import Proxies
 from governor.episodes.text.usage import Usage
 from governor.errors import ConductorError, UsageError
@@ -240,7 +248,7 @@ def read(body: bytes, headers: Any) -> Answer:
     try:
         completion = msgspec.json.decode(body, type=_Completion)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        said = brief(body.decode(errors="replace"), SHOWN)
+        said = brief(body[:LOOKED_AT].decode(errors="replace"), SHOWN)
         raise Retry(ModelFault(f"malformed answer: {one_line(error)} in {said!r}")) from error
     if not completion.choices:
         raise Retry(ModelFault("malformed answer: no choices"))

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LONGEST_PAUSE: Final = 60.0
 """Seconds; the limit of a pause that a server requests."""
+LOOKED_AT: Final = 65_536
+"""Characters of an answer, which may have many MiB, that are masked and shortened."""
 SHOWN: Final = 200
 """Characters of an answer that is not understood."""
 
@@ -82,7 +84,7 @@ def retry_after(headers: Mapping[str, str], *, now: datetime | None = None) -> f
 
 def brief(text: object, length: int = REASON_LENGTH) -> str:
     """The text of a server's answer, on one line and shortened; keys are masked before, for a part of one is a key, too."""
-    line = " ".join(utf8(str(text)).split())
+    line = " ".join(utf8(str(text)[:LOOKED_AT]).split())
     return line if len(line) <= length else f"{line[: length - 3]}..."
 
 

@@ -90,7 +90,7 @@ def test_a_misspelling_is_told_the_nearest_right_word(arguments, said):
     assert said in done.stderr
 
 
-@pytest.mark.parametrize("verb", sorted(package.HERE))
+@pytest.mark.parametrize("verb", sorted(package.LOCAL_VERBS))
 def test_a_verb_of_this_machine_takes_no_context(verb, monkeypatch):
     monkeypatch.setenv("GOVERNOR_CONTEXT", "")
     asked = invoke("--context", "lab", *([verb, "new"] if verb == "keys" else [verb]))

@@ -215,22 +215,38 @@ def test_a_file_that_must_not_be_read_is_named_and_such_a_folder_is_left_out(as_
 
 
 def test_files_that_go_meanwhile_are_not_in_it(home, monkeypatch):
-    files = packages._files(home)
-    first, _ = next(files)
-    for path in home.rglob("*.*"):
-        if path != first and path.is_file():
-            path.unlink()
-    assert [path for path, _ in files if not path.exists()] == []
+    """While the folder is walked: one that was seen, and a folder that was chosen; and before it is packed."""
+    (home / "seen").write_text("x")
+    (home / "chosen").mkdir()
+    (home / "listed").write_text("x")
+    is_file, is_own, own_files = Path.is_file, packages.is_own, packages.own_files
 
-    def own_files(folder, **more):
-        found = packages_own_files(folder, **more)
-        (home / "gone").unlink()
+    def remove_seen(path):
+        found = is_file(path)
+        if path.name == "seen":
+            path.unlink()
         return found
 
-    packages_own_files = packages.own_files
-    monkeypatch.setattr(packages, "own_files", own_files)
-    (home / "gone").write_text("x")
-    assert b"gone" not in gzip.decompress(packed(home)[0])
+    def remove_chosen(folder):
+        found = is_own(folder)
+        if folder.name == "chosen":
+            folder.rmdir()
+        return found
+
+    def remove_listed(folder, **more):
+        found = own_files(folder, **more)
+        (home / "listed").unlink()
+        return found
+
+    monkeypatch.setattr(packages.Path, "is_file", remove_seen)
+    monkeypatch.setattr(packages, "is_own", remove_chosen)
+    monkeypatch.setattr(packages, "own_files", remove_listed)
+    package, *_ = pack(home)
+    with package:
+        package.seek(0)
+        with tarfile.open(fileobj=package, mode="r:gz") as tar:
+            assert {*tar.getnames()}.isdisjoint({"seen", "chosen", "listed"})
+    assert {*map(str, os.listdir(home))}.isdisjoint({"seen", "chosen", "listed"})  # noqa: PTH208
 
 
 @pytest.mark.parametrize("digest", ["", "../x", "A" * 64, "0" * 63, "0" * 64 + "/"])

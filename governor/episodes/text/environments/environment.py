@@ -12,7 +12,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, Protocol
 
 from governor.episodes.text.environments.child import STEP_NAMES
-from governor.episodes.text.http_retries import SHOWN, brief
+from governor.episodes.text.http_retries import LOOKED_AT, SHOWN, brief
 from governor.errors import ConductorError
 from governor.failures import one_line
 
@@ -84,7 +84,7 @@ def decoded(data: bytes, *, where: str) -> Any:
         ):  # half a surrogate pair is legal JSON, and no text that could be sent or stored
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        said = f" in {brief(data.decode(errors='replace'), SHOWN)!r}" if data else ""
+        said = f" in {brief(data[:LOOKED_AT].decode(errors='replace'), SHOWN)!r}" if data else ""
         raise EnvironmentFault(f"{where}: malformed JSON: {one_line(error)}{said}") from error
     return value
 

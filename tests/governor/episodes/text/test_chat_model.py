@@ -73,17 +73,27 @@ async def test_each_session_has_its_own_address_on_one_pool_of_connections(serve
 
 async def test_the_query_of_an_address_stays_at_its_end(server):
     for provider in (StaticBaseURLProvider, SessionSuffixBaseURLProvider):
-        model = chat(server, base_url_provider=provider(f"{server.url}/v1/?version=1&a=b"))
+        model = chat(server, base_url_provider=provider(f"{server.url}/v1/?version=1&a=b/"))
         await model.answer(MESSAGES, session=SimpleNamespace(id="s"))
         await model.aclose()
     assert [path for _, path, _, _ in server.requests] == [
-        "/v1/chat/completions?version=1&a=b",
-        "/v1/s/chat/completions?version=1&a=b",
+        "/v1/chat/completions?version=1&a=b/",
+        "/v1/s/chat/completions?version=1&a=b/",
     ]
 
 
 @pytest.mark.parametrize(
-    "url", ["", "host:8000/v1", "http://host/v1#x", "ftp://host/v1", "http://", "http://host:99999", None]
+    "url",
+    [
+        "",
+        "host:8000/v1",
+        "http://host/v1#x",
+        "http://host/v1#",
+        "ftp://host/v1",
+        "http://",
+        "http://host:99999",
+        None,
+    ],
 )
 def test_a_bad_base_url_is_refused_at_once(url):
     for provider in (StaticBaseURLProvider, SessionSuffixBaseURLProvider):

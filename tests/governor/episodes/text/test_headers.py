@@ -101,7 +101,7 @@ class Echoes:
     async def respond(self, request, body):
         del body
         return web.Response(
-            status=403, text=f"incorrect key {request.headers.get('Authorization')} {'.' * 400}"
+            status=403, text=f"incorrect key {request.headers.get('Authorization')}, {GAME_KEY} {'.' * 400}"
         )
 
 
@@ -116,8 +116,8 @@ class EchoingEnvironments(Echoes, EnvironmentServer):
 @pytest.mark.parametrize("declared", [True, False], ids=["secret of the run", "variable of the daemon"])
 @pytest.mark.parametrize("who", ["model", "environment"])
 async def test_a_key_that_a_server_sends_back_stands_nowhere(harness, monkeypatch, who, declared):
-    monkeypatch.setattr(failures, "_hidden", {})
-    monkeypatch.setenv("GAME_AUTH", f"Bearer {GAME_KEY}")
+    monkeypatch.setattr(failures, "_hidden", ())
+    monkeypatch.setenv("GAME_AUTH", f"Token key={GAME_KEY}; v=1")
     monkeypatch.setenv("MODEL_KEY", MODEL_KEY)
     monkeypatch.setenv(failures.SECRETS, "GAME_AUTH,MODEL_KEY" if declared else "")
     model_of, server_of = (
@@ -128,7 +128,7 @@ async def test_a_key_that_a_server_sends_back_stands_nowhere(harness, monkeypatc
         with capture_logs() as lines:
             records, _ = await harness.play(episodes=1, seconds=SECONDS, **made)
     label = "Bearer [secret MODEL_KEY]" if who == "model" else "[secret GAME_AUTH]"
-    assert f"HTTP 403: incorrect key {label} ..." in records[0].reason
+    assert f"HTTP 403: incorrect key {label}, " in records[0].reason
     told = repr((records, lines)).encode() + b"".join(
         path.read_bytes() for path in harness.folder.rglob("*") if path.is_file()
     )
