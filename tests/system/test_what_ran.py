@@ -169,10 +169,10 @@ async def test_a_folder_that_is_too_large_to_be_copied_is_refused_and_nothing_is
         file.truncate(101 << 20)
     async with instance.serve() as tree:
         with pytest.raises(
-            UsageError, match=r"code: snapshot copies the folder .* of which data.bin has 101 MiB"
+            UsageError, match=r"code: snapshot copies the folder .* of which data.bin has 105,906,176;"
         ):
             await tree.executor.submit(home.run(code="snapshot"), folder=home.folder)
-        with pytest.raises(UsageError, match=r"of which data.bin has 101 MiB"):
+        with pytest.raises(UsageError, match=r"of which data.bin has 105,906,176;"):
             await tree.executor.submit_group(
                 home.run(code="snapshot", matrix={"seed": [1, 2]}), folder=home.folder
             )
