@@ -63,7 +63,7 @@ class AnyOrder(RuleBasedStateMachine):
                 if side is not Side.WORKERS:  # none of these asks with an envelope
                     continue
                 frames = dialect.read(sent)
-            if side is Side.CLIENTS:
+            if side is not Side.WORKERS:
                 command = mdp.parse_client(frames, start=1)
                 envelope = envelopes.read_reply(command.body[0])
                 if (
@@ -130,6 +130,11 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(client=peers, name=names)
     def ask_plainly(self, client, name):
         self.feed(Side.CLIENTS, client, *mdp.ClientRequest(name, [b"plain"]).frames())
+
+    @rule(client=peers, name=names, side=st.sampled_from([Side.PRIVATE, Side.NETWORK]))
+    def ask_elsewhere(self, client, name, side):
+        envelope = RequestEnvelope(1, b"e" * 16, 5000)
+        self.feed(side, client, *mdp.ClientRequest(name, [envelope.frame()]).frames())
 
     @rule(client=peers, name=names)
     def ask_in_mdp_01(self, client, name):
