@@ -189,11 +189,19 @@ class OwnersConfig(Section):
     ] = None
 
 
+def _allowing(pattern: str) -> str:
+    if pattern != "*" and not re.fullmatch(r"[^:]+:.+", pattern):
+        raise ValueError(
+            f"{pattern!r} is no pattern: write module:name, command:PROGRAM, env:NAME, or * for everything"
+        )
+    return pattern
+
+
 class EntriesConfig(Section):
     """Which code runs may name."""
 
     allow: Annotated[
-        Annotated[tuple[Annotated[str, Field(pattern=r"^(\*|[^:]+:.+)$")], ...], Field(strict=False)] | None,
+        Annotated[tuple[Annotated[str, AfterValidator(_allowing)], ...], Field(strict=False)] | None,
         Field(
             description="Patterns of what a run may name: entries and calls, `gymnasium:*`, `lab.agents:*`; programs by their first word, "
             "`command:/opt/lab/bin/*`; environment variables, `env:HF_*`. `*` stands for any text; behind the colon of a module it stands for one "

@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import traceback
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
@@ -74,7 +74,8 @@ SECRETS: Final = "GOVERNOR_SECRETS"
 """The environment variable with the names of those that hold secrets of the run, with a comma between them."""
 _masks: dict[str, tuple[dict[str, str], Mask]] = {}
 """The last one for these names: a process may serve several runs, and user code may take them out of its environment."""
-_hidden: tuple[Mask, ...] = ()
+_hidden: dict[tuple[str, str], tuple[Mask, ...]] = {}
+"""By variable and value; a new one each time, for other threads may be looking through it."""
 _rendered: dict[Any, tuple[str, str]] = {}
 
 
@@ -170,12 +171,13 @@ def hide(name: str, value: str) -> None:
     the key as one.
     """
     global _hidden  # noqa: PLW0603  # of the process, as its environment
-    parts = [Mask({name: part}) for part in (value, *_SEPARATORS.split(value))]
-    _hidden = (*_hidden, *(part for part in parts if part))
+    if (name, value) not in _hidden:
+        parts = [Mask({name: part}) for part in (value, *_SEPARATORS.split(value))]
+        _hidden = {**_hidden, (name, value): tuple(part for part in parts if part)}
 
 
 def _masked(text: str) -> str:
-    for mask in _hidden:
+    for mask in chain.from_iterable(_hidden.values()):
         text = mask.text(text)
     names = os.environ.get(SECRETS)
     if not names:

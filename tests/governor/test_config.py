@@ -68,6 +68,16 @@ def test_files_that_are_no_toml(tmp_path):
             config.load(tmp_path / name)
 
 
+@pytest.mark.parametrize("pattern", ["lab", "env:", ":x", ""])
+def test_what_is_no_pattern_of_entries_is_refused(pattern):
+    good = ["*", "lab.*:*", "command:/opt/*", "env:HF_*"]
+    assert config.load(options={"entries.allow": good}).entries.allow == (*good,)
+    with pytest.raises(
+        ConfigError, match=r"entries.allow\[4\]: '.*' is no pattern: write module:name, command:PROGRAM"
+    ):
+        config.load(options={"entries.allow": [*good, pattern]})
+
+
 def test_the_sample_shows_the_defaults():
     sample = config.load(REPOSITORY / "governor/cli/service/files/governor.toml", environ={"HOME": "/home/u"})
     assert sample == config.load(environ={"HOME": "/home/u"})

@@ -141,7 +141,7 @@ def _kind(pattern: str) -> Kind:
 
 @lru_cache(maxsize=1024)
 def _pattern(text: str, star: str | None) -> re.Pattern[str]:
-    """`star` as in `Named`. Only modules have a colon."""
+    """`star` as in `Named`. What has no colon is a program or a variable."""
     module, colon, name = text.partition(":")
     if not colon:
         return re.compile(_wild(text, _ANY), re.DOTALL)

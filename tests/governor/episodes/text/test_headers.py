@@ -116,7 +116,7 @@ class EchoingEnvironments(Echoes, EnvironmentServer):
 @pytest.mark.parametrize("declared", [True, False], ids=["secret of the run", "variable of the daemon"])
 @pytest.mark.parametrize("who", ["model", "environment"])
 async def test_a_key_that_a_server_sends_back_stands_nowhere(harness, monkeypatch, who, declared):
-    monkeypatch.setattr(failures, "_hidden", ())
+    monkeypatch.setattr(failures, "_hidden", {})
     monkeypatch.setenv("GAME_AUTH", f"Token key={GAME_KEY}; v=1")
     monkeypatch.setenv("MODEL_KEY", MODEL_KEY)
     monkeypatch.setenv(failures.SECRETS, "GAME_AUTH,MODEL_KEY" if declared else "")
