@@ -31,6 +31,8 @@ TIMES = 4
 LENGTH = 8
 FLUSHED = 500
 """Episodes that share a write, as those do that end within a moment."""
+PICTURES = 6_000
+"""Steps whose observations are screens of 84 x 84 x 4 bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,9 @@ def fill(
     ]
     episodes = [
         [
-            (
+            value
+            for at in range(length)
+            for value in (
                 (first + at) * 7 % 16,
                 (first + at) * 3 % 4,
                 float(at + 1 == length),
@@ -76,7 +80,6 @@ def fill(
                 False,
                 first,
             )
-            for at in range(length)
         ]
         for first in range(97)
     ]
@@ -84,13 +87,38 @@ def fill(
         recorder = recorders[index % workers]
         recorder.begin(episode=index, seed=index * 2_654_435_761 % 2**32)
         recorder.steps.extend(episodes[index % 97])
-        full = len(recorder.steps) >= FLUSHED * LENGTH
+        full = len(recorder.steps) >= FLUSHED * LENGTH * columns.width
         recorder.end(outcome="terminated", flush=full)
         if full:
             written(index)
     for recorder in recorders:
         recorder.flush()
         recorder.close()
+
+
+def fill_pictures(folder: Path, steps: int) -> None:
+    """Four sprites move over a still picture, each step by a place; a random one is the worst that compression meets."""
+    import gymnasium.spaces as gym
+    import numpy as np
+
+    from governor.episodes.records.recording import Columns, StepRecorder
+    from governor.episodes.spaces import Discrete, describe
+
+    generator = np.random.default_rng(0)
+    background = np.repeat(generator.integers(0, 4, (12, 12, 4), dtype=np.uint8) * 40, 7, 0).repeat(7, 1)
+    screen = gym.Box(0, 255, background.shape, np.uint8)
+    columns = Columns.of(describe(screen, role="observation_space"), Discrete(n=4, start=0))
+    recorder = StepRecorder(folder, phase="train", worker=0, columns=columns)
+    for index in range(steps // FLUSHED):
+        recorder.begin(episode=index, seed=index)
+        for step in range(FLUSHED):
+            picture = background.copy()
+            for sprite in range(4):
+                top, left = (step * (sprite + 1)) % 76, (step * 3 + 19 * sprite) % 76
+                picture[top : top + 8, left : left + 8] = 255 - 20 * sprite
+            recorder.step(picture, step % 4, 0.0, step + 1 == FLUSHED, False)
+        recorder.end(outcome="terminated")
+    recorder.close()
 
 
 def convert(folder: Path) -> dict[str, float]:
@@ -114,9 +142,14 @@ def convert(folder: Path) -> dict[str, float]:
     }
 
 
-def converted(steps: int, *, workers: int = 1, length: int = LENGTH) -> Converted:
+def converted(
+    steps: int, *, workers: int = 1, length: int = LENGTH, with_pictures: bool = False
+) -> Converted:
     with tempfile.TemporaryDirectory(prefix="gr-") as folder:
-        fill(Path(folder), steps, workers=workers, length=length)
+        if with_pictures:
+            fill_pictures(Path(folder), steps)
+        else:
+            fill(Path(folder), steps, workers=workers, length=length)
         streams = sum(path.stat().st_size for path in (Path(folder) / "episodes").iterdir())
         command = [sys.executable, __file__, "--convert", folder]
         found = subprocess.run(command, capture_output=True, check=True, cwd=HERE.parent).stdout
@@ -159,6 +192,7 @@ def measure() -> list[Row]:
     few, many = converted(STEPS), converted(STEPS * TIMES)
     workers = converted(STEPS * TIMES, workers=8)
     waited = asyncio.run(ahead(STEPS * TIMES))
+    screens = converted(PICTURES, with_pictures=True)
     what = f"{many.steps / 1e6:g} million steps of episodes of {LENGTH}"
     return [
         Row(
@@ -193,6 +227,14 @@ def measure() -> list[Row]:
             unit="s",
             at_most=2,
             note=f"about a million steps are left, where there were {many.seconds:.1f} s",
+        ),
+        Row(
+            what=f"{PICTURES:,} steps with pictures of 84 x 84 x 4, converted",
+            figure=screens.rate,
+            unit="steps/s",
+            at_least=2_000,
+            note=f"28,224 bytes each; {screens.streams / screens.steps:.0f} in the stream become {screens.parquet / screens.steps:.0f}; "
+            f"{screens.cpu / screens.steps * 1e6:.0f} µs of CPU a step",
         ),
     ]
 

@@ -1,8 +1,9 @@
 """Makes the steps of a phase one Parquet file: ahead, while episodes are played, and the rest when the phase is over.
 
 Rules:
-1. Ahead of the end go whole row groups of the first episodes of which none is missing, each time that `AHEAD` more steps are
-   on record: so a phase of any length has about that many steps left at its end. An error ahead is no fault: the end repeats it.
+1. Ahead of the end go whole row groups of the first episodes of which none is missing, each time that `AHEAD` more steps, or
+   `AHEAD_BYTES` of them, are on record: so a phase of any length has about that many left at its end. An error ahead is no fault: the
+   end repeats it.
 2. What the end takes longer than `REPORT_SECONDS[0]` is reported, with how far it is.
 3. A part that was told to stop has `STOP_SECONDS`: a stop has deadlines, and the streams are as good a record. They stay then,
    and all that reads steps reads them. A process that exits leaves them at once.
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     """Finds the episodes that count; it calls what it is given often, which may end it."""
 
 AHEAD: Final = 1 << 20
+AHEAD_BYTES: Final = 1 << 29
 REPORT_SECONDS: Final = (1.0, 5.0)
 """Until the first report, and from one to the next."""
 STOP_SECONDS: Final = 1.0
@@ -57,7 +59,7 @@ class Finalizer:
         self._ahead: asyncio.Task[None] | None = None
         self._conversion: Conversion | None = None
         self._below = 0
-        self._due_at = AHEAD
+        self._done = 0
         self._finishing = self._stopped = False
         self._until = inf
 
@@ -70,11 +72,11 @@ class Finalizer:
         """Begins to work ahead."""
         self._ahead = asyncio.create_task(self._work_ahead(), name="steps.ahead")
 
-    def ended(self, recorded: IndexRanges, steps: int) -> None:
-        """Episodes have ended: `steps` of this process are on record by now. Not for two threads at once."""
-        bounds = recorded.bounds
-        if steps >= self._due_at and bounds and bounds[0] == 0:
-            self._due_at = steps + AHEAD
+    def ended(self, recorded: IndexRanges, steps: int, *, row_bytes: int = 0) -> None:
+        """Episodes have ended: `steps` of this process are on record by now, each of `row_bytes`. Not for two threads at once."""
+        bounds, more = recorded.bounds, steps - self._done
+        if (more >= AHEAD or more * row_bytes >= AHEAD_BYTES) and bounds and bounds[0] == 0:
+            self._done = steps
             self._below = bounds[1]
             self._loop.call_soon_threadsafe(self._due.set)
 

@@ -203,7 +203,7 @@ class Simulation:
             self._user.ask(marked)
             self._episodes += len(marked)
             self._steps += sum(record.steps for record in marked)
-            self.finalizer.ended(self._rules.figures.ended, self._steps)
+            self.finalizer.ended(self._rules.figures.ended, self._steps, row_bytes=self._recorders.row_bytes)
             ended = self._rules.schedule.ended
             over = [
                 ended(record.index)

@@ -5,7 +5,7 @@ Rules:
    (zstd), renames it when it is complete and synced, then removes the streams. Readers get the same before and after.
 2. A conversion that ended before, also by SIGKILL, is begun anew: the streams are what counts, and the file of the same
    steps is the same, byte for byte.
-3. Rows are in order of episode and step (`merge`), their columns in `step_columns`.
+3. Rows are in order of episode and step (`merge`), their columns in `step_columns`; `pictures` are bytes in the file alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from governor.episodes.records import episode_file
+from governor.episodes.records import episode_file, pictures
 from governor.episodes.records.info_columns import aligned, names_in, with_info, without_info
 from governor.episodes.records.merge import ColumnsAdded, Merge, parquet_of
 from governor.episodes.records.step_columns import is_text, rows_schema, table_schema
@@ -79,7 +79,7 @@ class Conversion:
         if merge.schema is not None:
             self._write(merge.tables(episodes=episodes))
             if self._writer is None:
-                self._writer = _writer(self._beside, merge.schema.empty_table())
+                self._writer = _writer(self._beside, pictures.stored(merge.schema.empty_table()))
             self._writer.close()
             self._check()
             put_in_place(self._beside, self._path)
@@ -113,7 +113,7 @@ class Conversion:
                 return self._merge
 
     def _write(self, tables: Iterator[pa.Table]) -> None:
-        for table in tables:
+        for table in map(pictures.stored, tables):
             if self._writer is None:
                 self._writer = _writer(self._beside, table)
             self._writer.write_table(table)
@@ -144,7 +144,9 @@ def _leaves(path: str, column: pa.Array) -> Iterator[tuple[str, pa.Array]]:
 
 
 def _hardly_repeats(values: pa.Array) -> bool:
-    """Read from the buffer: `flatten` and `to_numpy` import pyarrow.compute and pandas, which are 40 MB."""
+    """Pictures, and most floats. Read from the buffer: `flatten` and `to_numpy` import pyarrow.compute and pandas, which are 40 MB."""
+    if pa.types.is_fixed_size_binary(values.type):
+        return True
     if not pa.types.is_floating(values.type) or not len(values):
         return False
     numbers = np.frombuffer(values.buffers()[1], f"f{values.type.bit_width // 8}")
@@ -173,7 +175,7 @@ def tables(
     path = parquet_of(run_folder, phase)
     if path.exists() and not streams_of(run_folder, phase):
         file = pq.ParquetFile(path)
-        schema = table_schema(rows_schema(file.schema_arrow))
+        schema = table_schema(rows_schema(pictures.given_schema(file.schema_arrow)))
         return schema, _groups(file, schema)
     with ExitStack() as unless_found:
         merge = unless_found.enter_context(Merge(run_folder, phase))
@@ -191,7 +193,7 @@ def _groups(file: pq.ParquetFile, schema: pa.Schema) -> Iterator[pa.Table]:
     with file:
         for group in range(file.num_row_groups):
             table = file.read_row_group(group, columns=schema.names, use_threads=False)
-            yield pa.Table.from_arrays(table.columns, schema=schema)
+            yield pa.Table.from_arrays(pictures.given(table).columns, schema=schema)
 
 
 def _closing(merge: Merge, *, episodes: IndexRanges | None = None) -> Iterator[pa.Table]:

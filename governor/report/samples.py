@@ -97,7 +97,14 @@ def _column(name: str, values: list[Any]) -> Column:
 def _text(value: Any) -> str:
     if isinstance(value, str):
         return value
-    return "" if value is None else msgspec.json.encode(value, enc_hook=str).decode()
+    return "" if value is None else msgspec.json.encode(_without_pictures(value), enc_hook=str).decode()
+
+
+def _without_pictures(value: Any) -> Any:
+    """Their bytes are nothing to read."""
+    if isinstance(value, dict):
+        return {key: _without_pictures(part) for key, part in value.items()}
+    return f"{len(value):,} bytes" if isinstance(value, bytes) else value
 
 
 def _session(phase: str, choice: Choice, rows: list[dict[str, Any]]) -> Session:

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from governor.episodes.records import pictures
 from governor.errors import GovernorError, NotPermitted, TryAgain, UsageError
 from governor.files import temporary
 from governor.journal.disk_reserve import is_full
@@ -103,8 +104,8 @@ def _created(beside: Path, output: Path) -> BinaryIO:
 def _write(schema: pa.Schema, groups: Iterator[pa.Table], file: BinaryIO, *, form: Format) -> None:
     match form:
         case "parquet":
-            with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-                for group in groups:
+            with pq.ParquetWriter(file, pictures.stored_schema(schema), compression="zstd") as writer:
+                for group in map(pictures.stored, groups):
                     writer.write_table(group)
         case "csv":
             flat = chain.from_iterable(map(_flat_parts, groups))

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from governor.episodes.records import pictures
 from governor.episodes.records.info_columns import (
     aligned,
     batch_of,
@@ -252,7 +253,7 @@ class Merge(ExitStack):
         """Adds it as the oldest source: a stream that still exists is as new or newer."""
         file = pq.ParquetFile(path)
         self.callback(file.close)
-        schema = rows_schema(file.schema_arrow)
+        schema = rows_schema(pictures.given_schema(file.schema_arrow))
         source = self._add(schema, partial(_row_group, file, schema))
         marks = ["started", "session"] if self._is_text else [*MARKS]
         columns = [*marks, *(name for name in LAST if name in file.schema_arrow.names)]
@@ -334,5 +335,6 @@ def _pieces_of_group(table: pa.Table, ends: dict[tuple[str, str], int]) -> NDArr
 
 
 def _row_group(file: pq.ParquetFile, schema: pa.Schema, group: int) -> pa.RecordBatch:
-    table = file.read_row_group(group, columns=schema.names, use_threads=False).combine_chunks()
+    table = file.read_row_group(group, columns=schema.names, use_threads=False)
+    table = pictures.given(table).combine_chunks()
     return pa.RecordBatch.from_arrays([column.chunk(0) for column in table.columns], schema=schema)

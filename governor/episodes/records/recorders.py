@@ -26,6 +26,11 @@ class Recorders:
         """Steps so far."""
         return sum(recorder.taken for recorder in [*self._of.values()])
 
+    @property
+    def row_bytes(self) -> int:
+        """Of a step; 0 as long as there is none."""
+        return max((recorder.columns.row_bytes for recorder in [*self._of.values()]), default=0)
+
     def of_spaces(self, worker: int, observation: SpaceSpec, action: SpaceSpec) -> StepRecorder:
         """The recorder of a worker whose environment has these spaces."""
         from governor.episodes.records.recording import Columns  # noqa: PLC0415  # as above

@@ -168,11 +168,16 @@ class Columns:
         """Whether steps differ in their size."""
         return step_columns.varies(info_columns.without_info(self.schema))
 
+    @cached_property
+    def row_bytes(self) -> int:
+        """Of a step, without its texts and lists."""
+        slots = [slot for _, slot in self.players] if self.alone is None else [self.alone]
+        return sum(slot.row_bytes for slot in slots)
+
     @property
     def rows(self) -> int:
         """Steps in the first batch, and in all if they have one size."""
-        slots = [slot for _, slot in self.players] if self.alone is None else [self.alone]
-        most = _rows_of(sum(slot.row_bytes for slot in slots))
+        most = _rows_of(self.row_bytes)
         return min(most, FIRST_ROWS) if self.varies else most
 
     @cached_property

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
+from governor.episodes.records.pictures import row_bits
 from governor.episodes.records.stream import array, texts
 
 if TYPE_CHECKING:
@@ -74,17 +75,7 @@ def _varies(kind: pa.DataType) -> bool:
 
 def rows_in_group(schema: pa.Schema, rows: int, size: int) -> int:
     """As many rows as have about `size` bytes, at most `rows`."""
-    of_row = sum(_bits(field.type) for field in schema) / 8
-    return max(1, min(rows, int(size / of_row)))
-
-
-def _bits(kind: pa.DataType) -> int:
-    """Of a value with a fixed size; of another one nothing."""
-    if pa.types.is_struct(kind):
-        return sum(_bits(field.type) for field in kind)
-    if pa.types.is_fixed_size_list(kind):
-        return int(kind.list_size) * _bits(kind.value_type)
-    return int(kind.bit_width) if pa.types.is_primitive(kind) else 0
+    return max(1, min(rows, int(8 * size / row_bits(schema))))
 
 
 def dictionary(numbers: NDArray[Any], words: Sequence[str]) -> pa.Array:

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from governor import files
+from governor.episodes.records import pictures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -95,6 +96,7 @@ class Stream:
         self._create = partial(create, run_folder, phase, worker, next_incarnation(run_folder, phase))
         self._schema = schema
         self._head = schema.serialize().size
+        self._options = pa.ipc.IpcWriteOptions(compression=pictures.compression(schema), use_threads=False)
         self._file = -1
         self._has_head = False
 
@@ -107,7 +109,8 @@ class Stream:
         made = pa.BufferOutputStream()
         # Made anew each time, and never closed: the file has one schema, and no end but where it ends.
         metadata = {_RUNS: _encode(runs), **(known or {})}
-        pa.ipc.new_stream(made, self._schema).write_batch(batch, custom_metadata=metadata)
+        writer = pa.ipc.new_stream(made, self._schema, options=self._options)
+        writer.write_batch(batch, custom_metadata=metadata)
         data = memoryview(made.getvalue())[self._head if self._has_head else 0 :]
         files.append(self._file, data)
         self._has_head = True

@@ -148,6 +148,21 @@ async def test_whole_row_groups_are_written_while_episodes_are_played(harness, m
     assert rows(run, "episode") == [(episode,) for episode in range(60) for _ in range(4)]
 
 
+@pytest.mark.parametrize(("row_bytes", "begins"), [(0, 100), (10, 100), (1000, 50), (100_000, 1)])
+async def test_large_steps_are_written_ahead_sooner(harness, monkeypatch, row_bytes, begins):
+    monkeypatch.setattr(finalizer, "AHEAD", 100)
+    monkeypatch.setattr(finalizer, "AHEAD_BYTES", 50_000)
+    one = finalizer.Finalizer(harness.command(), spec=harness.spec("simulation"), link=RecordingLink())
+    due = []
+    for steps in range(1, 301):
+        one.ended(IndexRanges.of([0]), steps, row_bytes=row_bytes)
+        await asyncio.sleep(0)
+        if one._due.is_set():
+            one._due.clear()
+            due.append(steps)
+    assert due == [*range(begins, 301, begins)]
+
+
 async def test_a_phase_that_is_converted_ahead_has_every_step(harness, monkeypatch):
     monkeypatch.setattr(finalizer, "AHEAD", 10)
     monkeypatch.setattr("governor.episodes.records.merge.ROWS", 20)
