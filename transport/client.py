@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
+from math import inf
 from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
@@ -164,6 +165,7 @@ class Client:
 
         Raises:
             RequestError: one of its subclasses; see `transport.errors`.
+            ValueError: for a timeout without an end.
         """
         call = self._begin(service, body, timeout, idempotent=idempotent)
         try:
@@ -216,6 +218,8 @@ class Client:
     ) -> _Call:
         if self._closed:
             raise ClientClosed(service, "the client was closed")
+        if not timeout < inf:
+            raise ValueError(f"a request has a deadline: the timeout is a number of seconds, not {timeout!r}")
         mdp.check_body(service, body)
         self._open()
         request_id = self._next_id

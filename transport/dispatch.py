@@ -44,6 +44,7 @@ Send: TypeAlias = "tuple[Side, Frames]"
 _NOBODY: Final = b"no worker is registered for this service"
 _BUSY: Final = b"all workers of this service were busy until the deadline"
 _LOST: Final = b"the worker was lost while it had this request"
+_LEFT: Final = b"the worker was lost while it had this request, and no other one came"
 _GIVEN_UP: Final = (
     b"%d workers were lost while they had this request, one after the other; it is not started again"
 )
@@ -342,11 +343,13 @@ class Dispatcher:
         service = self.services[request.service]
         patience = self.limits.service_wait
         missing_since = now if service.workers else max(request.queued_at, service.unserved_since)
+        nobody = (
+            (ReplyStatus.WORKER_LOST, _LEFT) if request.attempts else (ReplyStatus.SERVICE_NOT_FOUND, _NOBODY)
+        )
         if missing_since + patience <= now:
-            end, detail = ReplyStatus.SERVICE_NOT_FOUND, _NOBODY
+            end, detail = nobody
         elif request.deadline <= now:
-            found = bool(service.workers)
-            end, detail = (ReplyStatus.EXPIRED, _BUSY) if found else (ReplyStatus.SERVICE_NOT_FOUND, _NOBODY)
+            end, detail = (ReplyStatus.EXPIRED, _BUSY) if service.workers else nobody
         else:
             self._schedule_review(request, min(request.deadline, missing_since + patience))
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import socket
 import stat
 from pathlib import Path
@@ -21,6 +22,7 @@ from transport.errors import BadEndpoint, CannotBind, EndpointInUse
 
 IPC_PATH_LIMIT: Final = 107
 _PORT_LIMIT: Final = 65535
+_MACHINE: Final = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,11 +73,23 @@ def parse_bind(endpoint: str, *, keyed: bool = False) -> Endpoint:
 
 
 def parse_connect(endpoint: str) -> Endpoint:
-    """Parse an endpoint that is to be connected to: as `parse`, and with a port for tcp."""
+    """Parse an endpoint that is to be connected to: as `parse`, and for tcp with a machine and a port."""
     parsed = parse(endpoint)
     if parsed.scheme == "tcp" and parsed.port is None:
         raise BadEndpoint(endpoint, "a port number is needed to connect")
+    if parsed.host is not None and not _is_machine(parsed.host):
+        raise BadEndpoint(endpoint, f"{parsed.host!r} is no name or address of a machine to connect to")
     return parsed
+
+
+def _is_machine(host: str) -> bool:
+    if ":" not in host:
+        return _MACHINE.fullmatch(host) is not None
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _parse_ipc(endpoint: str, address: str) -> Endpoint:

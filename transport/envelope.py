@@ -133,7 +133,7 @@ def with_budget(frame: bytes, budget_ms: int) -> bytes:
 
 def milliseconds(seconds: float) -> int:
     """Seconds as a budget: at least 1 ms, since 0 means no limit."""
-    return max(1, min(BUDGET_LIMIT_MS, int(seconds * 1000)))
+    return max(1, int(min(BUDGET_LIMIT_MS, seconds * 1000)))
 
 
 def _unpack(frame: bytes) -> tuple[int, int, int, int, int, bytes, int]:

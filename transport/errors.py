@@ -99,7 +99,9 @@ class RequestNotPermitted(RequestError):
 
 
 class WorkerLost(RequestError):
-    """The worker that had the request exited or disconnected before its reply; for an idempotent one, two workers in a row."""
+    """The worker that had the request exited or disconnected before its reply; for an idempotent one, two workers in a row, or no other one
+    came in time.
+    """
 
 
 class ConnectionLost(RequestError):

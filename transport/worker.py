@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 import zmq
@@ -68,7 +69,7 @@ class Request:
         self.task: asyncio.Task[None] | None = None
 
     async def partial(self, *frames: bytes) -> None:
-        """Send a part of the reply; waits while the connection is full. Dropped when the client can't be reached."""
+        """Send a part of the reply; waits while the connection is full. Dropped when the client can't be reached, and behind the FINAL."""
         await self._worker._reply(self, frames, final=False)  # noqa: SLF001 - one thing in two classes
 
     def reply_body(self, frames: Sequence[bytes], status: ReplyStatus) -> Frames:
@@ -89,7 +90,7 @@ class Failures:
         self._now = now
         self._known: dict[str, _Repeated] = {}
 
-    def log(self, error: Exception) -> None:
+    def log(self, error: BaseException) -> None:
         """To be called where it is handled."""
         name, now = type(error).__name__, self._now()
         known = self._known.get(name)
@@ -104,9 +105,15 @@ class Failures:
         elif now - known.since >= _QUIET:
             data |= {"count": known.count - known.told, "seconds": round(now - known.since, 3)}
             known.told, known.since = known.count, now
-            _log.warning(
-                "worker.handler_failed", extra={"data": data | {"reason": str(error)[:_ERROR_LIMIT]}}
-            )
+            _log.warning("worker.handler_failed", extra={"data": data | {"reason": _text_of(error)}})
+
+
+def _text_of(error: BaseException) -> str:
+    """What it says; its own code may fail."""
+    try:
+        return str(error)[:_ERROR_LIMIT]
+    except Exception as of_text:  # noqa: BLE001 - user code
+        return f"its text can't be made: {type(of_text).__name__}"
 
 
 @dataclass(slots=True)
@@ -150,8 +157,12 @@ class Worker:
         liveness: int = 4,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
-        if not 1 <= credit <= mdp.CREDIT_LIMIT:
-            raise ValueError(f"credit is 1 to {mdp.CREDIT_LIMIT}, not {credit}")
+        if type(credit) is not int or not 1 <= credit <= mdp.CREDIT_LIMIT:
+            raise ValueError(f"credit is 1 to {mdp.CREDIT_LIMIT}, not {credit!r}")
+        if not 0 < heartbeat < inf:
+            raise ValueError(f"heartbeat is a number of seconds above 0, not {heartbeat!r}")
+        if not callable(handler):
+            raise TypeError(f"handler is a coroutine function, not {handler!r}")
         self.endpoint = str(endpoints.parse_connect(endpoint))
         self.service = service
         self.credit = credit
@@ -324,9 +335,18 @@ class Worker:
     async def _serve(self, request: Request) -> None:
         try:
             await self._reply(request, await self._handler(request), final=True)
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes the client's RemoteError
+        except (
+            Exception,
+            asyncio.CancelledError,
+        ) as error:  # whatever a handler raises becomes the client's RemoteError
+            if (
+                isinstance(error, asyncio.CancelledError)
+                and request.task is not None
+                and request.task.cancelling()
+            ):
+                raise
             self._failures.log(error)
-            frames = (type(error).__name__.encode(), str(error)[:_ERROR_LIMIT].encode(errors="replace"))
+            frames = (type(error).__name__.encode(errors="replace"), _text_of(error).encode(errors="replace"))
             await self._reply(request, frames, final=True, status=ReplyStatus.REMOTE_ERROR)
 
     def _done(self, request: Request, task: asyncio.Task[None]) -> None:
@@ -364,10 +384,12 @@ class Worker:
     async def _reply(
         self, request: Request, frames: Sequence[bytes], *, final: bool, status: ReplyStatus = ReplyStatus.OK
     ) -> None:
-        """Send a part or the end of a reply, and wait while the connection is full."""
+        """Send a part or the end of a reply, and wait while the connection is full. Behind the end nothing is sent."""
+        if request.answered:
+            return
         mdp.check_body(self.service, frames, what="reply of ")
         body = request.reply_body(frames, status)
-        request.answered = request.answered or final
+        request.answered = final
         while self._connection is not None and request.address is not None:
             command = mdp.WorkerFinal if final else mdp.WorkerPartial
             if self._send(command(request.address, body).frames()):

@@ -28,6 +28,7 @@ from governor.cli import ask
 from governor.cli.check import checked
 from governor.cli.rendering import display, failures, lines
 from governor.errors import ExitCode, GovernorError, JournalError, NoRoom, NoSuchRun, UsageError
+from governor.output.lines import plain
 from governor.processes import guard
 
 if TYPE_CHECKING:
@@ -241,7 +242,7 @@ def _show_output(found: Sequence[OutputLine], *, is_raw: bool) -> None:
     """Prints what user code printed to standard error: above the progress on a terminal, where nobody reads thousands of lines a second."""
     left_out = max(len(found) - SHOWN_AT_ONCE, 0) if sys.stderr.isatty() else 0
     text = [
-        lines.output(line, is_short=True) if not is_raw or line.dropped else lines.plain(line.text)
+        lines.output(line, is_short=True) if not is_raw or line.dropped else plain(line.text)
         for line in found[left_out:]
     ]
     if left_out:

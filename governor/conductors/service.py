@@ -12,12 +12,14 @@ import re
 import socket
 import sys
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from governor.conductors.conductor import Conductor
 from governor.errors import ConductorError, ProcessError
 from governor.failures import Reason, shortened, utf8
+from governor.output.lines import as_shown
 from governor.processes.program import Program, reason_of_exit
 from governor.processes.readiness import readable
 from governor.units import placeholders
@@ -102,7 +104,7 @@ class ServiceConductor(Conductor):
         pattern, loop = re.compile(self._ready["line"]), asyncio.get_running_loop()
 
         def look_at(line: str) -> None:
-            if pattern.search(line):
+            if pattern.search(line) or pattern.search(as_shown(line)):
                 loop.call_soon_threadsafe(self._line_seen.set)
 
         return look_at
@@ -139,12 +141,12 @@ class ServiceConductor(Conductor):
                 async with asyncio.timeout(ANSWER_SECONDS):
                     _, writer = await asyncio.open_connection(HOST, self._port)
                     writer.close()
-        except (OSError, ValueError):  # URLError and HTTPError too
+        except (OSError, ValueError, HTTPException):  # URLError and HTTPError too
             return False
         return True
 
 
 def _get(url: str) -> None:
-    """Raises OSError, or ValueError for what is no answer of HTTP."""
+    """Raises OSError, ValueError for what is no URL, and HTTPException for what is no answer of HTTP."""
     with _OPENER.open(url, timeout=ANSWER_SECONDS) as answer:
         answer.read(1)

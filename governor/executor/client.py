@@ -11,6 +11,7 @@ import msgspec
 from governor.errors import (
     BadRequest,
     GoingDown,
+    UsageError,
 )
 from governor.executor.connection import RETRY_SECONDS
 from governor.executor.control import Control
@@ -80,7 +81,7 @@ class Executor(Control, RunFiles, Groups):
 
     Raises:
         Unreachable: no broker is given, and there is no socket.
-        UsageError: the endpoint makes no sense, or the context cannot be read.
+        UsageError: an argument makes no sense, or the context cannot be read.
     """
 
     async def submit(
@@ -154,6 +155,8 @@ class Executor(Control, RunFiles, Groups):
         """
         from governor.result import Result  # noqa: PLC0415  # not for the command line
 
+        if not isinstance(uid, str):
+            raise UsageError(f"wait takes the id of a run, not {uid!r}")
         [run] = (await self.status(uid)).runs
         events = self.watch(run.uid, after=2**62)  # after every event: of a long run the end alone
         async for _ in events:

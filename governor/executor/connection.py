@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from math import inf, isnan
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import msgspec
@@ -33,6 +34,15 @@ if TYPE_CHECKING:
 RETRY_SECONDS: Final = 0.2
 
 R = TypeVar("R", bound=ExecutorReply)
+
+
+def _text(name: str, value: object) -> str | None:
+    """Of the argument `name`. Raises UsageError."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if value is not None and not isinstance(value, str):
+        raise UsageError(f"{name} is a text, or a path, not {value!r}")
+    return value
 
 
 def _place(broker: str | None, context: str | None) -> tuple[str, ClientKeys | None]:
@@ -74,15 +84,22 @@ class Connection:
 
     def __init__(
         self,
-        broker: str | None = None,
+        broker: str | os.PathLike[str] | None = None,
         *,
-        context: str | None = None,
+        context: str | os.PathLike[str] | None = None,
         timeout: float = 10.0,
         patience: float = 30.0,
         awaits_restart: bool = True,
         service: str = SERVICE,
     ) -> None:
-        self.endpoint, self.keys = _place(broker, context)
+        for name, seconds in (("timeout", timeout), ("patience", patience)):
+            if not isinstance(seconds, int | float) or isnan(seconds):
+                raise UsageError(f"{name} is a number of seconds, not {seconds!r}")
+        if timeout == inf:
+            raise UsageError("timeout is the deadline of each call, in seconds, and not inf")
+        if not isinstance(service, str):
+            raise UsageError(f"service is the uid of a RunGovernor, not {service!r}")
+        self.endpoint, self.keys = _place(_text("broker", broker), _text("context", context))
         self.service = service
         self.timeout = timeout
         self.patience = patience

@@ -9,6 +9,7 @@ Rules:
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from operator import attrgetter
 from typing import Annotated, Final, NamedTuple, TypeAlias
@@ -25,6 +26,10 @@ REST_BYTES: Final = spool.LINE_BYTES + 4096
 """Longest record."""
 OPEN_LINES: Final = 64
 """Lines of a stream that are not over, at once: user code can write records of any number of threads."""
+_SEQUENCES: Final = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]|\x9b[0-?]*[ -/]*[@-~]"
+)
+"""Control sequences of terminals (ECMA-48)."""
 _END_OF_MARK: Final = b'"mark":1}\x1f\n'
 
 _Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
@@ -286,6 +291,17 @@ class SpoolLines:
     def _take(self) -> list[OutputLine]:
         found, self._found = self._found, []
         return found
+
+
+def plain(text: str) -> str:
+    """One line of user code's output without control sequences (colours, for one); its indentation stays."""
+    text = _SEQUENCES.sub("", text).expandtabs()
+    return "".join(character if character.isprintable() else " " for character in text).rstrip()
+
+
+def as_shown(line: str) -> str:
+    """A line as it was printed, without its newline, as `governor logs` shows it."""
+    return plain(line.rstrip("\r").rpartition("\r")[2])
 
 
 def _record(data: bytes, start: int = 0, until: int = -1) -> tuple[Header | None, int]:

@@ -69,9 +69,30 @@ class World:
 READY = [{"http": "/"}, {"line": "listening at"}, None]
 
 
+COLOURED = """import signal
+print("loading 1%\\rloading 99%\\r\\x1b[32mINFO\\x1b[0m: Ready 7\\r", flush=True)
+signal.pause()
+"""
+CONFUSED = """import http.server, socketserver, sys
+
+
+class Handler(socketserver.BaseRequestHandler):
+    answers = [b"220 mail ESMTP hello\\r\\n", b"HTTP/1.1 200 OK\\r\\nContent-Length: 5\\r\\n\\r\\n"]
+
+    def handle(self):
+        self.request.recv(4096)
+        self.request.sendall(self.answers.pop(0) if self.answers else b"HTTP/1.0 200 OK\\r\\n\\r\\nyes")
+
+
+socketserver.TCPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
 @pytest.fixture
 def folder(instance):
     (instance.folder / "server.py").write_text(SERVER)
+    (instance.folder / "coloured.py").write_text(COLOURED)
+    (instance.folder / "confused.py").write_text(CONFUSED)
     (instance.folder / "player.py").write_text(PLAYER)
     return instance.folder
 
@@ -125,6 +146,23 @@ async def test_each_kind_of_readiness_comes_before_all_else_and_runs_do_not_shar
         pids = servers(folder)
         assert len(pids) == 3
         assert not any(lives(pid) for pair in pids for pid in pair)
+
+
+@pytest.mark.parametrize(
+    "service",
+    [
+        {"command": ["python3", "coloured.py"], "ready": {"line": "^INFO: Ready [0-9]+$"}},
+        {"command": ["python3", "confused.py", "{port}"]},
+    ],
+    ids=["a line with colours, drawn anew", "answers that are no HTTP at first"],
+)
+async def test_a_service_may_say_in_many_ways_that_it_is_ready(instance, folder, service):
+    wanted = run_of(restarts=0, **service)
+    wanted["conductors"]["environments"]["world"] = {"entry": "gymnasium:FrozenLake-v1"}
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(wanted, folder=folder)
+        _, result = await tree.end(uid)
+        assert (result.outcome, result.reason) == ("finished", "")
 
 
 async def test_status_and_log_show_a_service_and_an_abort_ends_it(instance, folder):

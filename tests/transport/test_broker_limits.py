@@ -36,6 +36,16 @@ def test_the_wait_for_a_service_begins_when_its_last_worker_is_lost():
     assert [(n, s) for n, s, _ in stage.answers(b"c")] == [(2, ReplyStatus.SERVICE_NOT_FOUND)]
 
 
+def test_a_request_that_had_begun_is_never_told_that_nothing_was_done():
+    for seconds in (3, 60):  # its deadline comes first, or the end of the wait for a service
+        stage = Stage(service_wait=5.0, heartbeat=100.0)
+        stage.ready(b"w")
+        stage.ask(b"c", 1, seconds=seconds, idempotent=True)
+        stage.worker(b"w", mdp.Disconnect())
+        stage.pass_time(6)
+        assert [(n, s) for n, s, _ in stage.answers(b"c")] == [(1, ReplyStatus.WORKER_LOST)]
+
+
 def test_a_queued_request_expires_at_its_deadline_one_at_work_does_not():
     stage = Stage(heartbeat=100.0)
     stage.ready(b"w")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 
 import pytest
@@ -240,6 +241,16 @@ async def test_a_body_that_cannot_be_sent_is_refused_at_once(world):
     with pytest.raises(BadEndpoint):
         world.client("tcp://127.0.0.1:*")
     await client.aclose()
+
+
+@pytest.mark.parametrize("seconds", [math.inf, math.nan])
+async def test_a_request_has_a_deadline(world, seconds):
+    async with world.client() as client:
+        with pytest.raises(ValueError, match="deadline"):
+            await client.request("echo", timeout=seconds)
+        with pytest.raises(ValueError, match="deadline"):
+            await anext(client.stream("echo", idle_timeout=seconds))
+        assert "in_flight=0" in repr(client)
 
 
 async def test_closing_ends_requests_in_flight(world):

@@ -52,6 +52,17 @@ def test_a_wildcard_port_is_for_binding_only():
         endpoints.parse_connect("tcp://127.0.0.1:*")
 
 
+@pytest.mark.parametrize("host", ["*", "a b", "ä", "[::1", "::g", "[]"])
+def test_what_is_no_machine_is_not_connected_to(host):
+    with pytest.raises(BadEndpoint, match="machine to connect to"):
+        endpoints.parse_connect(f"tcp://{host}:5555")
+
+
+@pytest.mark.parametrize("host", ["lab-7.example.org", "node_3", "10.0.0.1", "[fe80::1%eth0]", "::1"])
+def test_machines_are_names_and_addresses(host):
+    assert endpoints.parse_connect(f"tcp://{host}:5555").port == 5555
+
+
 def test_a_folder_that_is_made_is_private(tmp_path):
     endpoints.prepare_ipc(endpoints.parse(f"ipc://{tmp_path}/run/b.sock"))
     assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o700

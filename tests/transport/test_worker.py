@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 
 import pytest
@@ -16,7 +17,8 @@ from tests.transport.conftest_peers import (
 )
 from transport import frames as mdp
 from transport.broker_core import BrokerLimits
-from transport.errors import WorkerLost
+from transport.errors import RemoteError, WorkerLost
+from transport.worker import Worker
 
 
 async def test_the_handler_gets_the_request(world):
@@ -161,6 +163,66 @@ async def test_a_request_that_comes_again_finds_its_running_handler(world):
     assert (calls, worker.conversations) == (1, 2)
 
 
-def test_credit_is_checked(world):
+@pytest.mark.parametrize("credit", [0, 1.5, 10**9])
+def test_credit_is_checked(world, credit):
     with pytest.raises(ValueError, match="credit"):
-        world.worker("echo", echo, credit=0)
+        world.worker("echo", echo, credit=credit)
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, math.inf, math.nan])
+def test_a_heartbeat_takes_time(world, seconds):
+    with pytest.raises(ValueError, match="heartbeat"):
+        Worker(world.worker_endpoint, "echo", echo, heartbeat=seconds)
+
+
+def test_a_handler_can_be_called(world):
+    with pytest.raises(TypeError, match="handler"):
+        world.worker("echo", None)
+
+
+async def test_a_part_behind_the_final_is_dropped_and_costs_nobody_else(world):
+    late, told = asyncio.Event(), asyncio.Event()
+    tasks = []
+
+    async def tell_late(request):
+        await late.wait()
+        await request.partial(b"too late")
+        told.set()
+
+    async def serve(request):
+        if request.body == [b"slow"]:
+            late.set()
+            await told.wait()
+        else:
+            tasks.append(asyncio.create_task(tell_late(request)))
+        return request.body
+
+    async with (
+        world.broker() as broker,
+        world.client() as client,
+        world.worker("s", serve, credit=2) as worker,
+    ):
+        assert await client.request("s", b"quick", timeout=20) == [b"quick"]
+        assert await client.request("s", b"slow", timeout=20) == [b"slow"]
+        await asyncio.gather(*tasks)
+        assert (worker.conversations, broker.counters["workers_lost"]) == (1, 0)
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize("name", ["Mute", "CancelledError"])
+async def test_every_request_is_answered_with_the_error_of_its_handler(world, name):
+    async def fail(request):
+        if name == "Mute":
+            raise Mute
+        gone = asyncio.get_running_loop().create_future()
+        gone.cancel()
+        await gone
+
+    async with world.broker(), world.client() as client, world.worker("fail", fail):
+        with pytest.raises(RemoteError) as caught:
+            await client.request("fail", timeout=20)
+    assert caught.value.type_name == name

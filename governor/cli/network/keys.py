@@ -97,7 +97,8 @@ def _write_context(out: Path, endpoint: str | None, server: str, pair: KeyPair) 
 
     place = endpoint or f"tcp://{socket.getfqdn()}:{PORT}"
     try:
-        endpoints.parse_connect(place)
+        if endpoints.parse_connect(place).scheme != "tcp":
+            raise BadEndpoint(place, "a network is reached over tcp://address:port")  # noqa: TRY301  # one handler
     except BadEndpoint as error:
         raise UsageError(f"--endpoint: {error.reason}, not {place!r}") from error
     if out.exists():

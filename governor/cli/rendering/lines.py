@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import textwrap
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from governor.messages import finalizing
+from governor.output.lines import plain
 from governor.runs.record import code
 from governor.units import durations, sizes
 
@@ -19,21 +19,10 @@ if TYPE_CHECKING:
     from governor.cli.rendering.view import RunView
     from governor.messages import OutputLine, RunEvent, TimeLeft
 
-_SEQUENCES: Final = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]|\x9b[0-?]*[ -/]*[@-~]"
-)
-"""Control sequences of terminals (ECMA-48)."""
-
 
 def clean(text: object) -> str:
     """One line without control sequences: a message of user code must not control the terminal."""
     return plain(str(text)).strip()
-
-
-def plain(text: str) -> str:
-    """One line of user code's output without control sequences (colours, for one); its indentation stays."""
-    text = _SEQUENCES.sub("", text).expandtabs()
-    return "".join(character if character.isprintable() else " " for character in text).rstrip()
 
 
 def escaped(json: str) -> str:

@@ -13,6 +13,7 @@ from governor.cli.rendering import lines
 from governor.daemon import state_lock
 from governor.errors import ExitCode, NoSuchRun, Unreachable
 from governor.messages import OutputLine, OutputPage
+from governor.output.lines import as_shown, plain
 from governor.output.run_files import RunFiles
 
 
@@ -54,7 +55,20 @@ def test_a_line_of_today_has_no_date():
     ],
 )
 def test_no_control_sequence_reaches_a_terminal(text, shown):
-    assert lines.plain(text) == shown
+    assert plain(text) == shown
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        "INFO: ready",
+        "\x1b[32mINFO\x1b[0m: ready",
+        "INFO: ready\r",
+        "loading 1%\rloading 99%\rINFO: ready\r\r",
+    ],
+)
+def test_a_line_is_looked_at_as_it_is_shown(printed):
+    assert as_shown(printed) == "INFO: ready"
 
 
 class Daemon:
