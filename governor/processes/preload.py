@@ -21,7 +21,7 @@ import signal
 import socket
 import sys
 from dataclasses import asdict, dataclass
-from multiprocessing import util
+from multiprocessing import forkserver, util
 from typing import TYPE_CHECKING, Any, Final
 
 from governor.processes import prctl, raw_output
@@ -172,6 +172,8 @@ def run_in_copy(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int
         return pid
     try:
         util.spawnv_passfds = _spawn
+        # Its lock was held at the fork; user code that starts processes of its own would wait for it for ever.
+        forkserver._forkserver.__init__()  # type: ignore[misc]  # noqa: SLF001
         prctl.die_with_parent(expected=parent)
         prctl.name_process("own-forkserver")
         os.setpgid(0, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -165,6 +166,27 @@ async def start_one(payload: bytes) -> None:
 
     child = await process.start(name="own", target="process_targets:answer_and_nap", payload=payload)
     await child.wait()
+
+
+async def start_one_that_uses_multiprocessing(payload: bytes) -> None:
+    from governor.processes import process  # as above
+
+    child = await process.start(name="own", target="process_targets:use_multiprocessing", payload=payload)
+    await child.wait()
+
+
+async def use_multiprocessing(payload: bytes) -> None:
+    """As user code does: with the start method that there is, and not in the event loop's thread."""
+
+    def sum_in_a_process() -> int:
+        numbers = multiprocessing.Queue()
+        other = multiprocessing.Process(target=numbers.put, args=(42,))
+        other.start()
+        found = numbers.get()
+        other.join()
+        return found
+
+    send_report(payload.decode(), {"found": await asyncio.to_thread(sum_in_a_process)})
 
 
 async def answer_and_nap(payload: bytes) -> None:

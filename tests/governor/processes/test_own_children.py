@@ -51,6 +51,17 @@ async def test_its_processes_die_with_it_and_with_its_copy(family, victim):
     await gone(report["pid"])
 
 
+async def test_user_code_in_such_a_process_may_start_some_itself(news):
+    child = await process.start(
+        name="c",
+        target="process_targets:start_one_that_uses_multiprocessing",
+        payload=news.address,
+        starts_processes=True,
+    )
+    assert await news() == {"found": 42}
+    assert await child.wait() == 0
+
+
 async def test_a_child_gets_the_connection_that_it_is_started_with(news):
     ours, theirs = socket.socketpair()
     with ours:
