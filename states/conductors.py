@@ -211,6 +211,8 @@ def exit_reason(conductor: ConductorState, event: ConductorExited) -> str:
         how = f"was killed by {_signal_name(-event.exit_code)}"
     else:
         how = f"exited with code {event.exit_code}"
+        if event.exit_code == 0 and conductor.kind != "service":
+            how += ", unasked, as after a SIGTERM"
     words = conductor.last_error or event.reason
     if (
         conductor.kind == "service" and conductor.last_error

@@ -13,7 +13,7 @@ Rules:
 from __future__ import annotations
 
 from functools import partial
-from math import inf, isnan
+from math import inf, isnan, nan
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -144,7 +144,8 @@ class VectorEnvironment:
             over = terminated | truncated if has_ended else self._nobody
             if self._mode == SAME_STEP:
                 self.fresh = over
-                following = self._with_final(infos, over, following)
+                following, of_final = self._with_final(infos, over, following)
+                odd |= of_final
             else:
                 self.fresh = self._over if self._mode == NEXT_STEP else self._nobody
                 self._over = over
@@ -192,7 +193,7 @@ class VectorEnvironment:
         try:
             array = self._conform_all(observations)
         except ValueError as error:
-            if len(observations) != self.size:
+            if _length(observations) != self.size:
                 raise named("observations", error) from None
         else:
             if len(array) != self.size:
@@ -214,15 +215,14 @@ class VectorEnvironment:
         array = np.asarray(rewards)
         if array.shape != into.shape:
             self._require_rows(array, "rewards")
-        into[...] = array
         faults: dict[int, ValueError] = {}
+        into[...] = array if array.dtype.kind in "biuf" else nan  # then each is looked at below
         if not into.dot(into) < inf:
             for row in np.flatnonzero(~np.isfinite(into)).tolist():
                 try:
-                    finite_reward(float(into[row]))
+                    into[row] = finite_reward(rewards[row])
                 except ValueError as error:
-                    faults[row] = error
-                into[row] = 0.0
+                    faults[row], into[row] = error, 0.0
         return faults
 
     def _flags(self, flags: Any, name: str) -> NDArray[np.bool_]:
@@ -240,13 +240,23 @@ class VectorEnvironment:
         if array.shape != (self.size,):
             raise ValueError(f"{name} has the shape {array.shape}, not {(self.size,)}")
 
-    def _with_final(self, infos: Any, over: NDArray[np.bool_], following: NDArray[Any]) -> NDArray[Any]:
-        following = following.copy()
-        final = infos.get("final_obs") if isinstance(infos, dict) else None
-        if final is not None:
-            for row in np.flatnonzero(over).tolist():
+    def _with_final(
+        self, infos: Any, over: NDArray[np.bool_], following: NDArray[Any]
+    ) -> tuple[NDArray[Any], dict[int, ValueError]]:
+        """With the last observations of the episodes that are over, in place of the first ones of the next; and the faults of environments."""
+        following, faults = following.copy(), {}
+        known = infos if isinstance(infos, dict) else {}
+        final = known.get("final_obs", known.get("final_observation"))
+        for row in np.flatnonzero(over).tolist():
+            if final is None or final[row] is None:
+                text = "its infos have no final_obs, and it has been reset in the same step"
+                faults[row] = ValueError(text)
+                continue
+            try:
                 following[row] = self._conform(final[row])
-        return following
+            except ValueError as error:
+                faults[row] = named("final_obs", error)
+        return following, faults
 
 
 class OneOfVector:
@@ -312,6 +322,13 @@ def _spaces(environment: Any, *, entry: str) -> tuple[Numbers, Numbers]:
 def _single(environment: Any, role: str) -> Any:
     space = getattr(environment, f"single_{role}", None)
     return getattr(environment, role) if space is None else space
+
+
+def _length(values: Any) -> int | None:
+    try:
+        return len(values)
+    except TypeError:
+        return None
 
 
 def _mode_of(environment: Any) -> str:

@@ -77,6 +77,8 @@ def _shown(spec: Discrete) -> str:
 
 
 def _integer(value: Any) -> int:
+    if type(value) is bool:  # Python's own is an integer, also for Gymnasium; numpy's is none
+        return int(value)
     array = np.asarray(value)
     if array.size != 1 or array.dtype.kind not in "iu":
         raise ValueError(f"{short(value)} is no integer")
@@ -173,8 +175,12 @@ def _require_numbers(array: NDArray[Any]) -> None:
 def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     if array.dtype.kind not in "biuf":
         return array.astype(dtype, casting="same_kind")
-    with np.errstate(invalid="ignore"):
+    with np.errstate(all="ignore"):  # user code may have said that numpy raises
         cast: NDArray[Any] = array.astype(dtype, casting="unsafe")
+    if dtype.kind == "f" and (np.isinf(cast) & ~np.isinf(array)).any():
+        raise ValueError(
+            f"an array of {array.dtype} with numbers beyond the range of {dtype}, which the space has"
+        )
     if dtype.kind in "iub" and not np.equal(cast, array).all():
         raise ValueError(
             f"an array of {array.dtype} with fractions, or beyond the range, where the space has {dtype}"

@@ -165,6 +165,7 @@ async def test_a_first_observation_that_is_none_begins_no_episode(harness, monke
     [
         ("raise", "environment.step: RuntimeError: no floor"),
         ("shape", "environment.step: ValueError: observation: shape (1,) where the space has (2,)"),
+        ("none", "environment.step: ValueError: observations: None is no array of float32"),
     ],
 )
 async def test_an_error_of_the_vector_is_that_of_all_under_way(harness, monkeypatch, mode, fault, reason):
@@ -190,6 +191,29 @@ async def test_an_error_of_the_agent(harness, fault, reason, failures):
     assert {without_place(record.reason) for record in failed} == {reason}
     assert len(failed) == failures
     assert len(records) == 12
+
+
+@pytest.mark.parametrize("final", ["final_obs", "final_observation"])
+async def test_the_last_observation_of_one_that_is_reset_in_the_same_step(harness, final):
+    records, _ = await harness.play(episodes=8, **native(mode="SameStep", final=final))
+    ends = {int(episode): place for _, episode, _, place, over in harness.state()["learned"] if over}
+    assert ends == {record.index: record.steps for record in records}
+
+
+async def test_one_that_does_not_tell_it_has_failed(harness):
+    records, _ = await harness.play(episodes=4, **native(mode="SameStep", final=""))
+    reason = (
+        "environment.step: ValueError: its infos have no final_obs, and it has been reset in the same step"
+    )
+    assert {without_place(record.reason) for record in records} == {reason}
+    assert not any(over for *_, over in harness.state()["learned"])
+
+
+async def test_a_reward_that_is_a_text_is_none(harness):
+    flag = str(harness.folder / "flag")
+    records, _ = await harness.play(episodes=8, **native(fault="text", flag=flag))
+    [failed] = [record for record in records if record.outcome == "failed"]
+    assert failed.reason.startswith("environment.step: ValueError: the reward is a str, not a number")
 
 
 async def test_an_episode_that_failed_is_played_again_and_its_last_attempt_counts(harness):

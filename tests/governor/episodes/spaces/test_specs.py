@@ -92,6 +92,9 @@ def test_the_keys_of_a_dict_stay_in_their_order():
         (gym.MultiDiscrete([2, 2]), [float("nan"), 1.0], "fractions"),
         (gym.Box(0, 255, (2,), np.uint8), [300, 1], "beyond the range"),
         (gym.Box(0, 255, (2,), np.uint8), np.array([-1, 1]), "beyond the range"),
+        (gym.Box(-1, 1, (2,)), np.array([1e300, 0.0]), "beyond the range of float32"),
+        (gym.Box(-1, 1, (2,), np.float16), [70_000, 0], "beyond the range of float16"),
+        (gym.Discrete(4), np.True_, "no integer"),
     ],
 )
 def test_a_value_of_another_kind_is_refused_in_one_line(space, value, message):
@@ -106,6 +109,14 @@ def test_plain_lists_and_numpy_scalars_are_brought_into_form():
     assert box([0, 1]).dtype == np.float32
     image = spaces.conformer(spaces.describe(gym.Box(0, 255, (2,), np.uint8), role="x"))
     assert image([255.0, 0.0]).tolist() == [255, 0]
+    assert spaces.conformer(spaces.Discrete(n=2, start=0))(True) == 1
+    assert box([np.inf, -np.inf]).tolist() == [np.inf, -np.inf]
+
+
+def test_numbers_are_rounded_whatever_numpy_was_told_to_raise():
+    box = spaces.conformer(spaces.describe(gym.Box(-1, 1, (2,)), role="x"))
+    with np.errstate(all="raise"):
+        assert box(np.array([1e-50, 1.0])).tolist() == [0.0, 1.0]
 
 
 def test_a_difference_is_told_in_a_line_without_raw_bounds():

@@ -17,10 +17,11 @@ FAULT_AT = 3
 class Walks(VectorEnv):
     """Environment i counts to 3 + i + the number of its episodes so far, and ends then. It observes its place and its number.
 
-    Of `endless` ones no episode ends, nor, if it is a number, from that environment on. `fault` comes once: ``nan``, ``reward`` and ``reset`` in the second environment, ``raise`` and ``shape`` for all.
+    Of `endless` ones no episode ends, nor, if it is a number, from that environment on. `fault` comes once: ``nan``, ``reward``, ``text`` and ``reset`` in the second environment, ``raise``,
+    ``shape`` and ``none`` for all. The last observations of episodes are in infos as `final`.
     """
 
-    def __init__(self, num_envs, *, mode="NextStep", fault="", flag="", endless=False):
+    def __init__(self, num_envs, *, mode="NextStep", fault="", flag="", endless=False, final="final_obs"):
         self.num_envs = num_envs
         self.single_observation_space = gymnasium.spaces.Box(0, np.inf, (2,), np.float32)
         self.single_action_space = gymnasium.spaces.Discrete(2)
@@ -28,7 +29,7 @@ class Walks(VectorEnv):
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.mode = AutoresetMode(mode)
         self.metadata = {"autoreset_mode": self.mode}
-        self.fault, self.flag = fault, Path(flag)
+        self.fault, self.flag, self.final = fault, Path(flag), final
         ending = 0 if endless is True else endless or num_envs
         self.ends = np.arange(num_envs) < ending
         self.places = np.zeros(num_envs, np.int64)
@@ -67,7 +68,7 @@ class Walks(VectorEnv):
         self.over = over
         seen, rewards, infos = self.observations(), np.where(begins, 0.0, 1.0), {}
         if self.mode is AutoresetMode.SAME_STEP and over.any():
-            infos = {"final_obs": seen.copy()}
+            infos = {self.final: seen.copy()} if self.final else {}
             self.places[over] = 0
             seen = self.observations()
         if self.fault and self.steps == FAULT_AT and not self.flag.exists():
@@ -80,6 +81,10 @@ class Walks(VectorEnv):
             seen[1, 0] = np.nan
         elif self.fault == "reward":
             rewards[1] = np.inf
+        elif self.fault == "text":
+            rewards = [1.0, "1", *rewards[2:]]
+        elif self.fault == "none":
+            return None, rewards
         elif self.fault == "shape":
             return seen[:, :1], rewards
         elif self.fault == "raise":
