@@ -244,7 +244,7 @@ class Status:
 
 def sort_batch_id(batch_id: BatchId) -> tuple[float, int]:
     """Sort key of a batch in the queue: int n is (n, 0), ``"n/name"`` is (n, 1), other strings come last. Raises TypeError."""
-    if isinstance(batch_id, int):
+    if isinstance(batch_id, int) and not isinstance(batch_id, bool):
         return (batch_id, 0)
     if not isinstance(batch_id, str):
         raise TypeError(

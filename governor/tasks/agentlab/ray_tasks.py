@@ -14,8 +14,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 import re
+from collections.abc import Mapping
 from functools import partial
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -32,7 +35,7 @@ from governor.tasks.scheduling import graph
 from governor.tasks.scheduling.graph import GraphFault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
 LONGEST: Final = 10 * 3600.0
 """Seconds for an experiment that has no `max_steps`."""
@@ -54,13 +57,14 @@ class RunExp:
 
     def options(self, **options: Any) -> RunExp:
         """As Ray's: ``name``, ``num_cpus``, ``num_gpus``, ``memory``, ``resources`` and ``max_retries`` (-1: without
-        end). Raises ValueError for others.
+        end). Raises ValueError for others, and for what is no number, or a negative one.
         """
         unknown = sorted(options.keys() - OPTIONS)
         if unknown:
             raise ValueError(
                 f"run_exp has no option {', '.join(unknown)}; it has {', '.join(sorted(OPTIONS))}"
             )
+        _require_amounts(options)
         return RunExp({**self._options, **options})
 
     def remote(self, exp_arg: Any, *dependencies: Any, avg_step_timeout: float = 60) -> TaskRef:
@@ -196,11 +200,15 @@ def get_elapsed_time(task_ref: Any) -> float | None:
 
 def _episode_timeout(exp_arg: Any, avg_step_timeout: float = 60) -> float:
     """Seconds: ``env_args.max_steps * avg_step_timeout``, ten hours without `max_steps`; and at most
-    ``exp_arg.episode_timeout`` where that is set.
+    ``exp_arg.episode_timeout`` where that is set. Raises ValueError for NaN.
     """
     steps = getattr(getattr(exp_arg, "env_args", None), "max_steps", None)
     timeout = LONGEST if steps is None else float(steps * avg_step_timeout)
     own = getattr(exp_arg, "episode_timeout", None)
+    if own is not None and math.isnan(own):
+        raise ValueError(
+            f"experiment {exp_arg.exp_id!r:.80}: episode_timeout must be a number of seconds, not nan"
+        )
     return timeout if own is None else min(timeout, float(own))
 
 
@@ -225,6 +233,20 @@ def _context(exp_arg: Any) -> TaskContext:
         run_folder=Path.cwd(),
         log=logging.getLogger("task"),
     )
+
+
+def _require_amounts(options: Mapping[str, Any]) -> None:
+    """Raises ValueError for what is no amount: a number from 0 up or None; of retries a whole one from -1 up."""
+    resources = options.get("resources") or {}
+    if not isinstance(resources, Mapping):
+        raise ValueError(f"run_exp.options: resources is a dict of amounts, not {resources!r:.80}")  # noqa: TRY004  # as for others
+    more = {f"resources[{name!r}]": amount for name, amount in resources.items()}
+    for option, value in {**options, **more}.items():
+        if option in {"name", "resources"} or value is None:
+            continue
+        least, kind = (-1, Integral) if option == "max_retries" else (0, Real)
+        if isinstance(value, bool) or not isinstance(value, kind) or not least <= float(value) < math.inf:
+            raise ValueError(f"run_exp.options: {option} is no amount: {value!r:.80}")
 
 
 def _resources(options: Mapping[str, Any]) -> dict[str, float]:

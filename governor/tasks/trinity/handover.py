@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -99,7 +100,7 @@ def specs_of(
 
     Raises:
         TypeError: an id that is no text, or a number that is none.
-        ValueError: fewer runs than 1, fewer retries than 0, no time at all.
+        ValueError: fewer runs than 1, fewer retries than 0, less than none of a resource, no time at all.
     """
     specs: list[TaskSpec] = []
     for number, (task, call, (args, args_key)) in enumerate(
@@ -114,6 +115,9 @@ def specs_of(
         _check_number(name, "retries", retries, int, least=0)
         timeout = config.max_timeout if task.timeout is None else task.timeout
         _check_number(name, "timeout", timeout, int | float, least=0)
+        _check_number(name, "priority", task.priority, int, least=-math.inf)
+        for resource, amount in task.resources.items():
+            _check_number(name, f"resources[{resource!r}]", amount, int | float, least=0)
         specs.append(
             TaskSpec(
                 id=name,
@@ -132,9 +136,9 @@ def specs_of(
     return specs
 
 
-def _check_number(task: str, name: str, value: Any, kind: Any, *, least: int) -> None:
+def _check_number(task: str, name: str, value: Any, kind: Any, *, least: float) -> None:
     if not isinstance(value, kind) or isinstance(value, bool):
-        what = "a whole number" if kind is int else "a number of seconds"
+        what = "a whole number" if kind is int else "a number of seconds" if name == "timeout" else "a number"
         raise TypeError(f"task {task!r}: {name} must be {what}, not {value!r}")
     if not value >= least:
         raise ValueError(f"task {task!r}: {name} must be {least} or more, not {value!r}")

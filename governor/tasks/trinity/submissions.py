@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from governor import logs
 from governor.messages import TaskRecord
@@ -55,15 +56,13 @@ class Submissions:
         `pin`: the number of the only runner that may execute them; None: any may. Their runs are numbered from `first_run`.
 
         Raises:
+            RuntimeError: this is another thread than that of the event loop.
             TypeError: no `Task`; a callable or an argument that cannot be sent to a runner; or as `specs_of`.
             ValueError: as `specs_of` and `BatchView.begin`. GraphError, QueueFull: as `Engine.submit`.
         """
-        for kind in map(type, tasks):
-            if not issubclass(kind, Task):
-                raise TypeError(
-                    f"a task must be a governor.tasks.Task, not {kind.__module__}.{kind.__qualname__}: "
-                    "Task(call, args, repeat_times=...)"
-                )
+        _require_event_loop()
+        for task in tasks:
+            _require_task(task)
         named = self.driver.pickle_store.name_tasks(
             [task.call for task in tasks], [task.args for task in tasks]
         )
@@ -102,11 +101,11 @@ class Submissions:
         view.inherit(stored)
         if named.pickles:
             over = self._over[number] = asyncio.Event()
-            task = asyncio.create_task(
+            storing = asyncio.create_task(
                 self._store_and_release(number, named, over), name=f"submission.{number}"
             )
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.add(storing)
+            storing.add_done_callback(self._tasks.discard)
         return wrappers
 
     def _ended(self, number: int) -> None:
@@ -146,6 +145,29 @@ class Submissions:
             uses = named.uses[name]
             await self.driver.cluster.call(partial(self.driver.pickle_store.store, name, pickled, uses=uses))
             stored[name] = uses
+
+
+def _require_event_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError(
+            "tasks are scheduled in the event loop of their scheduler; from another thread: "
+            "loop.call_soon_threadsafe(scheduler.schedule, tasks, batch_id)"
+        ) from None
+
+
+def _require_task(task: Any) -> None:
+    """Raises TypeError."""
+    kind = type(task)
+    if not isinstance(task, Task):
+        raise TypeError(
+            f"a task must be a governor.tasks.Task, not {kind.__module__}.{kind.__qualname__}: "
+            "Task(call, args, repeat_times=...)"
+        )
+    for name, value in (("args", task.args), ("resources", task.resources)):
+        if not isinstance(value, Mapping):
+            raise TypeError(f"task {task.id or task.call!r}: {name} must be a dict, not {value!r:.80}")
 
 
 def _folder_of(number: int) -> str:

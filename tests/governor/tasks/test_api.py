@@ -59,6 +59,11 @@ def spec(task, **config):
         ({"timeout": -1}, ValueError, "timeout must be 0 or more"),
         ({"timeout": NAN}, ValueError, "timeout must be 0 or more, not nan"),
         ({"timeout": "1"}, TypeError, "timeout must be a number of seconds, not '1'"),
+        ({"priority": "x"}, TypeError, "priority must be a whole number, not 'x'"),
+        ({"priority": 1.5}, TypeError, "priority must be a whole number, not 1.5"),
+        ({"resources": {"cpus": -1}}, ValueError, r"resources\['cpus'\] must be 0 or more, not -1"),
+        ({"resources": {"cpus": NAN}}, ValueError, r"resources\['cpus'\] must be 0 or more, not nan"),
+        ({"resources": {"cpus": "1"}}, TypeError, r"resources\['cpus'\] must be a number, not '1'"),
     ],
 )
 def test_tasks(fields, error, message):

@@ -45,6 +45,33 @@ def test_the_limit_of_an_episode_is_steps_times_seconds():
     assert _episode_timeout(exp) == 1800
     exp.episode_timeout = None
     assert _episode_timeout(exp) == 1800
+    exp.exp_id, exp.episode_timeout = "e", math.nan
+    with pytest.raises(
+        ValueError, match="experiment 'e': episode_timeout must be a number of seconds, not nan"
+    ):
+        _episode_timeout(exp)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"num_cpus": -1},
+        {"memory": -5},
+        {"num_gpus": math.nan},
+        {"num_cpus": "2"},
+        {"max_retries": -2},
+        {"max_retries": 1.5},
+        {"resources": {"tpu": -1}},
+        {"resources": 3},
+    ],
+)
+def test_an_option_that_is_no_amount_is_refused(option):
+    with pytest.raises(ValueError, match=r"run_exp\.options: .*(is no amount|a dict of amounts)"):
+        run_exp.options(**option)
+
+
+def test_options_that_are_amounts():
+    run_exp.options(num_cpus=np.int64(2), num_gpus=0.5, memory=None, max_retries=-1, resources={"tpu": 1})
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,33 @@ def pid_of(scheduler, slot_index):
     return scheduler.engine._runners.pid(scheduler.engine._core.slots.at_index(slot_index).runner)
 
 
+# -- batches that are refused ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "batch", "message"),
+    [
+        ({"args": 5}, 7, "task '0': args must be a dict, not 5"),
+        ({"resources": 5}, 7, "task '0': resources must be a dict, not 5"),
+        ({"priority": "x"}, 7, "priority must be a whole number"),
+        ({}, True, "a batch id must be an int or a str, not bool"),
+    ],
+)
+async def test_what_is_refused_leaves_no_batch_behind(scheduler, fields, batch, message):
+    with pytest.raises(TypeError, match=message):
+        scheduler.schedule([Task("visits:visit", **{"id": "0", **fields})], batch)
+    assert not scheduler.has_step(batch)
+
+
+async def test_another_thread_is_told_how_to_schedule(scheduler, gate):
+    with pytest.raises(RuntimeError, match=r"loop\.call_soon_threadsafe\(scheduler\.schedule"):
+        await asyncio.to_thread(scheduler.schedule, [visitor(gate, id="a")], 7)
+    assert not scheduler.has_step(7)
+    scheduler.schedule([visitor(gate, id="a")], 7)
+    (await gate.visits(1))["a", 0].tell("go")
+    assert [status.ok for status in await scheduler.get_statuses(7)] == [True]
+
+
 # -- results --------------------------------------------------------------------------------------------------
 
 
