@@ -48,6 +48,8 @@ RELOADABLE: Final = frozenset(
 def _path(value: object) -> Path:
     if not isinstance(value, str | Path) or not str(value):
         raise ValueError(f"must be a path, not {value!r}")
+    if os.fsencode(value) != str(value).encode(errors="replace"):
+        raise ValueError(f"{str(value)!a} is no text in Unicode, and can't be put on record: rename it")
     try:
         return Path(value).expanduser().absolute()
     except RuntimeError:

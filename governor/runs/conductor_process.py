@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from governor import logs
 from governor.errors import ForkserverDied, GovernorError, ProcessError
+from governor.failures import one_line
 from governor.messages import ConductorSpec, Shutdown, encode
 from governor.processes import process
 from governor.processes.cgroups import lack_of_memory, memory_kills
@@ -89,6 +90,10 @@ class ConductorProcess:
             forkserver = error.pid if isinstance(error, ForkserverDied) else None
             await self._interrupt_if_disk_full()
             self._exited(None, str(error), forkserver=forkserver)
+            return
+        except Exception as error:
+            log.exception("conductor.not_started", run=self._run.uid, conductor=self._name)
+            self._exited(None, one_line(error))
             return
         log.info("conductor.started", run=self._run.uid, conductor=self._name, pid=child.pid)
         identity = child.identity

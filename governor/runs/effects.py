@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, cast
 from governor import logs
 from governor.episodes.rules.failures import CountedTasks
 from governor.errors import JournalError
+from governor.failures import one_line
 from governor.messages import (
     ChangeWorkCommand,
     EndedRuns,
@@ -274,6 +275,10 @@ class EffectRunner:
             journal.make_room(error)
             log.warning("result.not_written", run=run.uid, reason=str(error))
             run.post(events.ResultFailed(*run.stamp, reason=str(error)))
+            return
+        except Exception as error:
+            log.exception("result.not_written", run=run.uid)
+            run.post(events.ResultFailed(*run.stamp, reason=one_line(error)))
             return
         run.log.result = result
         run.post(events.ResultWritten(*run.stamp, outcome=cast("RunOutcome", result.outcome)))  # it has ended

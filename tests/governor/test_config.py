@@ -40,6 +40,14 @@ def test_the_home_folder_of_a_user_that_is_not_there():
         config.load(options={"state_dir": Path("~nobody-here/y")})
 
 
+def test_a_folder_whose_name_is_no_text_is_refused():
+    """No message and no record could name it."""
+    for folder in ("/srv/\udcff/state", Path("/srv/\udcff/state")):
+        with pytest.raises(ConfigError, match=r"state_dir: '/srv/\\udcff/state' is no text in Unicode"):
+            config.load(options={"state_dir": folder})
+    config.load(options={"state_dir": "/srv/größe"})
+
+
 def test_all_faults_are_listed(tmp_path):
     file = tmp_path / "governor.toml"
     file.write_text(

@@ -167,6 +167,24 @@ async def test_a_conductor_that_is_stopped_before_its_process_has_started_has_ex
     assert world.posted.empty()
 
 
+async def test_an_error_of_ours_ends_a_start_and_a_result_at_once(world, monkeypatch):
+    """Else the run would wait for both until its deadlines, and a daemon that goes down for ever."""
+
+    async def fail(*_, **__):
+        raise LookupError("a fault of ours")
+
+    monkeypatch.setattr("governor.runs.conductor_process.process.start", fail)
+    monkeypatch.setattr("governor.runs.effects.record_result", fail)
+    async with asyncio.timeout(20), world.run as run:
+        start = StartConductor(conductor="simulation", kind="simulation", incarnation=1, delay=0.0)
+        run.effects.perform(start)
+        exited = await world.posted.get()
+        assert (exited.exit_code, exited.reason) == (None, "LookupError: a fault of ours")
+        run.effects.perform(WriteResult(outcome="finished", reason=""))
+        failed = await world.posted.get()
+        assert (failed.kind, failed.reason) == ("result.failed", "LookupError: a fault of ours")
+
+
 @pytest.mark.parametrize(("kills", "reason"), [(0, ""), (1, "the kernel killed it for lack of memory")])
 async def test_a_conductor_that_the_kernel_has_killed_for_memory_says_so(
     world, tmp_path, monkeypatch, kills, reason
