@@ -15,6 +15,7 @@ import sys
 import warnings
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -147,6 +148,8 @@ def make(
     if settings.model is None:
         model = algorithm(env=environment, seed=seed, **{"policy": "MlpPolicy", **params})
     else:
+        if not any(Path(settings.model + ending).exists() for ending in ("", ".zip")):
+            raise ValueError(f"the model {settings.model!r} is not there (in {Path.cwd()})")
         model = algorithm.load(settings.model, env=environment, **params)
         model.set_random_seed(seed)
     _check_schedules(model, settings)

@@ -286,6 +286,7 @@ def test_observations_with_parts_and_images(act_many):
         ({"algorithm": "sb3_contrib.RecurrentPPO"}, ValueError, "loop over environments of its own"),
         ({"algorithm": "sb3_contrib.MaskablePPO"}, ValueError, "loop over environments of its own"),
         ({"algorithm": "sb3_contrib.ARS"}, ValueError, "is none that learns step by step"),
+        ({"algorithm": "PPO", "model": "none.zip"}, ValueError, r"the model 'none.zip' is not there \(in /"),
         ({"algorithm": "nowhere.PPO"}, ImportError, "No module named 'nowhere'"),
         ({"algorithm": "DQN"}, ValueError, "exploration_fraction depends on the progress"),
         (
