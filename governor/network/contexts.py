@@ -57,8 +57,10 @@ def load(named: str, environ: Mapping[str, str] = os.environ) -> Context:
     except FileNotFoundError:
         known = ", ".join(names(environ)) or "none"
         raise UsageError(f"there is no context {named!r}: no file {path}; known ones: {known}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the context {path} can't be read: {error}") from error
+    except OSError as error:
+        raise UsageError(f"the context {path} can't be read: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise UsageError(f"the context {path} is no text in UTF-8") from None
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise UsageError(f"the context {path} has a secret key, and others can read it: `chmod 600 {path}`")
     try:

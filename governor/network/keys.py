@@ -79,7 +79,11 @@ class KeyFolder:
         for file in sorted(self.path.glob("*.toml")):
             try:
                 found.append(_member(file))
-            except (ValueError, OSError, BadKey, UsageError) as error:
+            except OSError as error:
+                faults.append(f"{file} can't be read: {error.strerror}")
+            except UnicodeDecodeError:
+                faults.append(f"{file} is no text in UTF-8")
+            except (ValueError, BadKey, UsageError) as error:
                 faults.append(f"{file}: {error}")
         for public in {member.public for member in found}:
             same = [member.name for member in found if member.public == public]

@@ -111,7 +111,8 @@ def _write_context(out: Path, endpoint: str | None, server: str, pair: KeyPair) 
 @ask.json_option
 def list_keys(*, folder: Path | None, as_json: bool) -> None:
     """List who may come in, with role and public key."""
-    found = _folder(folder).members()
+    keys = _folder(folder)
+    found = keys.members()
     if as_json:
         from governor.cli.rendering import display  # noqa: PLC0415  # not for --help
         from transport.network.curve import Members  # noqa: PLC0415  # as above
@@ -121,7 +122,8 @@ def list_keys(*, folder: Path | None, as_json: bool) -> None:
     for member in found:
         say(f"{member.name}  {member.role}  {member.public}")
     if not found:
-        say("nobody comes in: `governor keys new NAME --role viewer|operator`")
+        where = "" if keys.path.is_dir() else f" (there is no folder {keys.path})"
+        say(f"nobody comes in{where}: `governor keys new NAME --role viewer|operator`")
 
 
 @command.command("remove", short_help="Take a key away.")

@@ -90,6 +90,8 @@ def test_all_faults_are_named_and_none_of_the_keys_counts(keys):
     }
     for name, text in broken.items():
         (keys.path / f"{name}.toml").write_text(text)
+    (keys.path / "ivan.toml").mkdir()
+    (keys.path / "judy.toml").write_bytes(b"\xff")
     with pytest.raises(ConfigError) as caught:
         keys.members()
     faults = "\n".join(caught.value.faults)
@@ -101,5 +103,7 @@ def test_all_faults_are_named_and_none_of_the_keys_counts(keys):
         "frank.toml: unknown key 'more'",
         "Grace.toml: 'Grace' is no name",
         "heidi.toml: public must be a key, not 1",
+        "ivan.toml can't be read: Is a directory",
+        "judy.toml is no text in UTF-8",
     ):
         assert wanted in faults
