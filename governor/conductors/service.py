@@ -16,9 +16,10 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from governor import logs
 from governor.conductors.conductor import Conductor
 from governor.errors import ConductorError, ProcessError
-from governor.failures import Reason, shortened, utf8
+from governor.failures import Reason, one_line, shortened, utf8
 from governor.output.lines import as_shown
 from governor.processes.program import Program, reason_of_exit
 from governor.processes.readiness import readable
@@ -38,6 +39,8 @@ ASK_SECONDS: Final = (0.05, 1.0)
 ANSWER_SECONDS: Final = 5.0
 """For an answer to such a look."""
 _OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+log = logs.get_logger()
 
 
 class ServiceConductor(Conductor):
@@ -127,11 +130,16 @@ class ServiceConductor(Conductor):
             await self._line_seen.wait()
             return
         pause, longest = ASK_SECONDS
-        while not await self._answers():
+        told = ""
+        while lacking := await self._lacking():
+            if lacking != told:
+                log.info("service.not_ready_yet", lacking=lacking)
+                told = lacking
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
 
-    async def _answers(self) -> bool:
+    async def _lacking(self) -> str:
+        """Why it does not count as ready, in one line; empty if it does."""
         url = self._ready.get("http")
         try:
             if url is not None:
@@ -141,9 +149,9 @@ class ServiceConductor(Conductor):
                 async with asyncio.timeout(ANSWER_SECONDS):
                     _, writer = await asyncio.open_connection(HOST, self._port)
                     writer.close()
-        except (OSError, ValueError, HTTPException):  # URLError and HTTPError too
-            return False
-        return True
+        except (OSError, ValueError, HTTPException) as error:  # URLError and HTTPError too
+            return one_line(error)
+        return ""
 
 
 def _get(url: str) -> None:

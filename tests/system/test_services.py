@@ -163,6 +163,9 @@ async def test_a_service_may_say_in_many_ways_that_it_is_ready(instance, folder,
         uid = await tree.executor.submit(wanted, folder=folder)
         _, result = await tree.end(uid)
         assert (result.outcome, result.reason) == ("finished", "")
+        if "confused.py" in service["command"]:
+            log = (folder / "log").read_text()
+            assert '"lacking": "BadStatusLine: 220 mail ESMTP hello' in log
 
 
 async def test_status_and_log_show_a_service_and_an_abort_ends_it(instance, folder):
