@@ -48,14 +48,14 @@ RELOADABLE: Final = frozenset(
 def _path(value: object) -> Path:
     if not isinstance(value, str | Path) or not str(value):
         raise ValueError(f"must be a path, not {value!r}")
-    if os.fsencode(value) != str(value).encode(errors="replace"):
-        raise ValueError(f"{str(value)!a} is no text in Unicode, and can't be put on record: rename it")
     try:
-        return Path(value).expanduser().absolute()
+        path = Path(value).expanduser().absolute()
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{str(path)!a} is not valid UTF-8: rename the folder") from None
     except RuntimeError:
-        raise ValueError(
-            f"{value} begins with ~ and no user of that name has a home folder: give the whole path"
-        ) from None
+        raise ValueError(f"{value}: no user of that name has a home folder; give the whole path") from None
+    return path
 
 
 def _short(folder: Path) -> Path:

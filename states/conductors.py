@@ -212,7 +212,7 @@ def exit_reason(conductor: ConductorState, event: ConductorExited) -> str:
     else:
         how = f"exited with code {event.exit_code}"
         if event.exit_code == 0 and conductor.kind != "service":
-            how += ", unasked, as after a SIGTERM"
+            how += ", though nothing had stopped it (SIGTERM does that)"
     words = conductor.last_error or event.reason
     if (
         conductor.kind == "service" and conductor.last_error

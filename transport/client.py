@@ -79,6 +79,7 @@ class _Call(msgspec.Struct, eq=False, kw_only=True):
     idempotent: bool
     stream: bool
     sent: bool = False
+    sent_again: bool = False
     settled: bool = False
     sequence: int = 0
     parts: deque[Part] = msgspec.field(default_factory=deque)
@@ -322,6 +323,7 @@ class Client:
             if not call.sent or call.ended:
                 continue
             if call.idempotent:
+                call.sent_again = True
                 self._unsent[call.request_id] = call
             else:
                 call.fail(ConnectionLost(call.service, f"the connection to {self.endpoint} broke"))
@@ -367,4 +369,6 @@ def _error(call: _Call, envelope: ReplyEnvelope, body: list[bytes]) -> RequestEr
     if envelope.status == ReplyStatus.EXPIRED:
         return DeadlineExceeded(call.service, timeout=call.timeout, detail=texts[0])
     known = _ERRORS_OF_BROKER.get(ReplyStatus(envelope.status), WorkerLost)
+    if known is ServiceNotFound and call.sent_again:  # this broker does not know what was done before
+        known = WorkerLost
     return known(call.service, texts[0])

@@ -4,8 +4,8 @@ Rules:
 1. An accepted request ends in one of four ways: its worker's FINAL, a failure with a status, a cancel of its client, or
    (only of plain clients, which can't read a status) dropped and counted.
 2. Clients take turns, each with its oldest request, which goes to the least loaded worker.
-3. When a worker is lost, its repeatable requests are next, the others fail with WORKER_LOST. So do
-   requests that have lost `BrokerLimits.attempts` workers: they may be the cause. That includes all requests of the worker:
+3. When a worker is lost, its repeatable requests are next, the others fail with WORKER_LOST. So do those for which no other worker
+   comes in time, and requests that have lost `BrokerLimits.attempts` workers: they may be the cause. That includes all requests of the worker:
    it starts as many as it has credit for at once, without a report, so the guilty one is unknown.
 4. Room in queues, held bytes and names without a worker are shared among the clients (`shares.py`).
 5. Messages to send are appended to `out`; nothing is ever sent from here.

@@ -69,7 +69,7 @@ class Request:
         self.task: asyncio.Task[None] | None = None
 
     async def partial(self, *frames: bytes) -> None:
-        """Send a part of the reply; waits while the connection is full. Dropped when the client can't be reached, and behind the FINAL."""
+        """Send a part of the reply; waits while the connection is full. Dropped when the client can't be reached, and after the FINAL."""
         await self._worker._reply(self, frames, final=False)  # noqa: SLF001 - one thing in two classes
 
     def reply_body(self, frames: Sequence[bytes], status: ReplyStatus) -> Frames:
@@ -335,19 +335,17 @@ class Worker:
     async def _serve(self, request: Request) -> None:
         try:
             await self._reply(request, await self._handler(request), final=True)
-        except (
-            Exception,
-            asyncio.CancelledError,
-        ) as error:  # whatever a handler raises becomes the client's RemoteError
-            if (
-                isinstance(error, asyncio.CancelledError)
-                and request.task is not None
-                and request.task.cancelling()
-            ):
+        except asyncio.CancelledError as error:
+            if request.task is None or request.task.cancelling():
                 raise
-            self._failures.log(error)
-            frames = (type(error).__name__.encode(errors="replace"), _text_of(error).encode(errors="replace"))
-            await self._reply(request, frames, final=True, status=ReplyStatus.REMOTE_ERROR)
+            await self._reply_error(request, error)  # it has waited for something else that was cancelled
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes the client's RemoteError
+            await self._reply_error(request, error)
+
+    async def _reply_error(self, request: Request, error: BaseException) -> None:
+        self._failures.log(error)
+        frames = (type(error).__name__.encode(errors="replace"), _text_of(error).encode(errors="replace"))
+        await self._reply(request, frames, final=True, status=ReplyStatus.REMOTE_ERROR)
 
     def _done(self, request: Request, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -384,14 +382,14 @@ class Worker:
     async def _reply(
         self, request: Request, frames: Sequence[bytes], *, final: bool, status: ReplyStatus = ReplyStatus.OK
     ) -> None:
-        """Send a part or the end of a reply, and wait while the connection is full. Behind the end nothing is sent."""
+        """Send a part or the end of a reply, and wait while the connection is full. After the end nothing is sent."""
         if request.answered:
             return
         mdp.check_body(self.service, frames, what="reply of ")
         body = request.reply_body(frames, status)
         request.answered = final
-        while self._connection is not None and request.address is not None:
-            command = mdp.WorkerFinal if final else mdp.WorkerPartial
+        command = mdp.WorkerFinal if final else mdp.WorkerPartial
+        while self._connection is not None and request.address is not None and request.answered == final:
             if self._send(command(request.address, body).frames()):
                 return
             self._writable.clear()

@@ -144,7 +144,7 @@ def _leaves(path: str, column: pa.Array) -> Iterator[tuple[str, pa.Array]]:
 
 
 def _hardly_repeats(values: pa.Array) -> bool:
-    """Pictures, and most floats. Read from the buffer: `flatten` and `to_numpy` import pyarrow.compute and pandas, which are 40 MB."""
+    """Most floats, and pictures, which are compressed where they do. Read from the buffer: `flatten` and `to_numpy` import pyarrow.compute and pandas, which are 40 MB."""
     if pa.types.is_fixed_size_binary(values.type):
         return True
     if not pa.types.is_floating(values.type) or not len(values):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 from math import inf, isnan
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 
@@ -34,6 +35,13 @@ if TYPE_CHECKING:
 RETRY_SECONDS: Final = 0.2
 
 R = TypeVar("R", bound=ExecutorReply)
+
+
+def _seconds(name: str, value: Any) -> float:
+    """Of the argument `name`. Raises UsageError."""
+    if not isinstance(value, Real) or isnan(value):
+        raise UsageError(f"{name} is a number of seconds, not {value!r}")
+    return float(value)
 
 
 def _text(name: str, value: object) -> str | None:
@@ -92,17 +100,13 @@ class Connection:
         awaits_restart: bool = True,
         service: str = SERVICE,
     ) -> None:
-        for name, seconds in (("timeout", timeout), ("patience", patience)):
-            if not isinstance(seconds, int | float) or isnan(seconds):
-                raise UsageError(f"{name} is a number of seconds, not {seconds!r}")
-        if timeout == inf:
+        self.timeout, self.patience = _seconds("timeout", timeout), _seconds("patience", patience)
+        if self.timeout == inf:
             raise UsageError("timeout is the deadline of each call, in seconds, and not inf")
         if not isinstance(service, str):
             raise UsageError(f"service is the uid of a RunGovernor, not {service!r}")
         self.endpoint, self.keys = _place(_text("broker", broker), _text("context", context))
         self.service = service
-        self.timeout = timeout
-        self.patience = patience
         self._awaits_restart = awaits_restart
         try:
             self._client = Client(self.endpoint, keys=self.keys)

@@ -95,8 +95,8 @@ def _column(name: str, values: list[Any]) -> Column:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
+    if isinstance(value, str | bytes):
+        return str(_without_pictures(value))
     return "" if value is None else msgspec.json.encode(_without_pictures(value), enc_hook=str).decode()
 
 

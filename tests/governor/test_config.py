@@ -36,14 +36,17 @@ def test_the_file_wins_over_defaults_and_options_over_the_file(tmp_path):
 
 
 def test_the_home_folder_of_a_user_that_is_not_there():
-    with pytest.raises(ConfigError, match="state_dir: ~nobody-here/y begins with ~ and no user of that name"):
+    with pytest.raises(
+        ConfigError, match="state_dir: ~nobody-here/y: no user of that name has a home folder"
+    ):
         config.load(options={"state_dir": Path("~nobody-here/y")})
 
 
-def test_a_folder_whose_name_is_no_text_is_refused():
+def test_a_folder_whose_name_is_no_text_is_refused(monkeypatch):
     """No message and no record could name it."""
-    for folder in ("/srv/\udcff/state", Path("/srv/\udcff/state")):
-        with pytest.raises(ConfigError, match=r"state_dir: '/srv/\\udcff/state' is no text in Unicode"):
+    monkeypatch.setenv("HOME", "/srv/\udcff")
+    for folder in ("/srv/\udcff/state", Path("/srv/\udcff/state"), "~/state"):
+        with pytest.raises(ConfigError, match=r"state_dir: '/srv/\\udcff/state' is not valid UTF-8"):
             config.load(options={"state_dir": folder})
     config.load(options={"state_dir": "/srv/größe"})
 

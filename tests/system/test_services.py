@@ -77,7 +77,7 @@ CONFUSED = """import http.server, socketserver, sys
 
 
 class Handler(socketserver.BaseRequestHandler):
-    answers = [b"220 mail ESMTP hello\\r\\n", b"HTTP/1.1 200 OK\\r\\nContent-Length: 5\\r\\n\\r\\n"]
+    answers = [b"220 mail ESMTP hello\\r\\n"]
 
     def handle(self):
         self.request.recv(4096)

@@ -20,6 +20,7 @@ from transport.errors import (
     ServiceNotFound,
     TooLarge,
     TransportError,
+    WorkerLost,
 )
 from transport.worker import Failures
 
@@ -264,6 +265,25 @@ async def test_closing_ends_requests_in_flight(world):
             await asked
         with pytest.raises(ClientClosed):
             await client.request("slow", timeout=60)
+
+
+async def test_a_new_broker_does_not_say_that_nothing_was_done(world):
+    begun = asyncio.Event()
+
+    async def serve(request):
+        begun.set()
+        await asyncio.Event().wait()
+
+    worker = world.worker("s", serve)
+    async with world.client() as client:
+        async with world.broker():
+            worker.start()
+            asked = asyncio.create_task(client.request("s", timeout=3, idempotent=True))
+            await begun.wait()
+        await worker.aclose()
+        async with world.broker():
+            with pytest.raises(WorkerLost):
+                await asked
 
 
 async def test_a_broker_that_is_killed_and_comes_back_mid_traffic(world):

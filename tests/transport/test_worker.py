@@ -18,6 +18,7 @@ from tests.transport.conftest_peers import (
 from transport import frames as mdp
 from transport.broker_core import BrokerLimits
 from transport.errors import RemoteError, WorkerLost
+from transport.sockets import Sent
 from transport.worker import Worker
 
 
@@ -206,6 +207,26 @@ async def test_a_part_behind_the_final_is_dropped_and_costs_nobody_else(world):
         assert await client.request("s", b"slow", timeout=20) == [b"slow"]
         await asyncio.gather(*tasks)
         assert (worker.conversations, broker.counters["workers_lost"]) == (1, 0)
+
+
+async def test_a_part_that_waits_for_room_is_not_sent_after_the_final(world, monkeypatch):
+    tasks = []
+
+    async def serve(request):
+        connection, has_room = worker._connection, False
+        send = connection.send
+        monkeypatch.setattr(connection, "send", lambda frames: send(frames) if has_room else Sent.FULL)
+        tasks.append(asyncio.create_task(request.partial(b"part")))
+        await asyncio.sleep(0)  # it waits now
+        has_room = True
+        worker._writable.set()
+        return request.body
+
+    async with world.broker() as broker, world.client() as client, world.worker("s", serve) as worker:
+        assert await client.request("s", b"x", timeout=20) == [b"x"]
+        await asyncio.gather(*tasks)
+        assert await client.request("s", b"y", timeout=20) == [b"y"]
+        assert (worker.conversations, broker.counters["unexpected"]) == (1, 0)
 
 
 class Mute(Exception):

@@ -70,8 +70,10 @@ def _mapped(schema: pa.Schema, kind_of: Callable[[pa.DataType], pa.DataType]) ->
 def _stored_kind(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_stored_kind(field.type)) for field in kind])
-    is_picture = pa.types.is_fixed_size_list(kind) and kind.value_type == _ITEM.type
-    return pa.binary(kind.list_size) if is_picture and kind.list_size >= LEAST else kind
+    if not pa.types.is_fixed_size_list(kind) or kind.list_size < LEAST:
+        return kind
+    is_picture = kind.value_type == _ITEM.type and not kind.value_field.nullable
+    return pa.binary(kind.list_size) if is_picture else kind
 
 
 def _given_kind(kind: pa.DataType) -> pa.DataType:
@@ -109,7 +111,7 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _valid(array: pa.Array) -> pa.Buffer | None:
-    """Which of its values are none, as a bitmap that begins with the first of them."""
+    """Which of its values are not null, as a bitmap that begins with the first of them; None if all are."""
     if not array.null_count:
         return None
     bits = np.unpackbits(np.frombuffer(array.buffers()[0], np.uint8), bitorder="little")

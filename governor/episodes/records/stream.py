@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SUFFIX: Final = ".arrow"
+_ALONE: Final = pa.ipc.IpcReadOptions(use_threads=False)
+"""This process may be forked: it has no pool of threads."""
 
 
 class StreamedRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -175,7 +177,7 @@ class StreamReader:
         self.next = self._first = 0
         """The offset of the first batch that was not scanned."""
         try:
-            self.schema = pa.ipc.open_stream(self._file).schema
+            self.schema = pa.ipc.open_stream(self._file, options=_ALONE).schema
             self.next = self._first = self._file.tell()
             self._file.seek(0)
             self._head = self._file.read(self.next)
@@ -190,7 +192,7 @@ class StreamReader:
         if self.schema is None:
             return
         self._file.seek(self.next)
-        reader = pa.ipc.open_stream(pa.PythonFile(_Behind(self._head, self._file), mode="r"))
+        reader = pa.ipc.open_stream(pa.PythonFile(_Behind(self._head, self._file), mode="r"), options=_ALONE)
         while True:
             try:
                 _, metadata = reader.read_next_batch_with_custom_metadata()
@@ -210,7 +212,7 @@ class StreamReader:
 
     def batch_with_metadata(self, offset: int) -> tuple[pa.RecordBatch, Mapping[bytes, bytes]]:
         self._file.seek(offset)
-        reader = pa.ipc.open_stream(pa.PythonFile(_Behind(self._head, self._file), mode="r"))
+        reader = pa.ipc.open_stream(pa.PythonFile(_Behind(self._head, self._file), mode="r"), options=_ALONE)
         batch, metadata = reader.read_next_batch_with_custom_metadata()
         return batch, metadata
 

@@ -177,7 +177,7 @@ def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
         return array.astype(dtype, casting="same_kind")
     with np.errstate(all="ignore"):  # user code may have said that numpy raises
         cast: NDArray[Any] = array.astype(dtype, casting="unsafe")
-    if dtype.kind == "f" and (np.isinf(cast) & ~np.isinf(array)).any():
+    if dtype.kind == "f" and not np.isfinite(cast).all() and (np.isinf(cast) & ~np.isinf(array)).any():
         raise ValueError(
             f"an array of {array.dtype} with numbers beyond the range of {dtype}, which the space has"
         )

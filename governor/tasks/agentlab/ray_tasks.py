@@ -200,16 +200,17 @@ def get_elapsed_time(task_ref: Any) -> float | None:
 
 def _episode_timeout(exp_arg: Any, avg_step_timeout: float = 60) -> float:
     """Seconds: ``env_args.max_steps * avg_step_timeout``, ten hours without `max_steps`; and at most
-    ``exp_arg.episode_timeout`` where that is set. Raises ValueError for NaN.
+    ``exp_arg.episode_timeout`` where that is set. Raises ValueError if that is NaN.
     """
     steps = getattr(getattr(exp_arg, "env_args", None), "max_steps", None)
     timeout = LONGEST if steps is None else float(steps * avg_step_timeout)
     own = getattr(exp_arg, "episode_timeout", None)
-    if own is not None and math.isnan(own):
+    limit = math.inf if own is None else float(own)
+    if math.isnan(limit):
         raise ValueError(
             f"experiment {exp_arg.exp_id!r:.80}: episode_timeout must be a number of seconds, not nan"
         )
-    return timeout if own is None else min(timeout, float(own))
+    return min(timeout, limit)
 
 
 def parse_and_truncate_error(error_msg: str) -> str:
@@ -245,7 +246,8 @@ def _require_amounts(options: Mapping[str, Any]) -> None:
         if option in {"name", "resources"} or value is None:
             continue
         least, kind = (-1, Integral) if option == "max_retries" else (0, Real)
-        if isinstance(value, bool) or not isinstance(value, kind) or not least <= float(value) < math.inf:
+        right = isinstance(value, kind) and not isinstance(value, bool)
+        if not right or not least <= value < math.inf:
             raise ValueError(f"run_exp.options: {option} is no amount: {value!r:.80}")
 
 

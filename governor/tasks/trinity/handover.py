@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import fields
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
@@ -100,7 +101,7 @@ def specs_of(
 
     Raises:
         TypeError: an id that is no text, or a number that is none.
-        ValueError: fewer runs than 1, fewer retries than 0, less than none of a resource, no time at all.
+        ValueError: fewer runs than 1, fewer retries than 0, a negative amount of a resource, no time at all.
     """
     specs: list[TaskSpec] = []
     for number, (task, call, (args, args_key)) in enumerate(
@@ -115,9 +116,9 @@ def specs_of(
         _check_number(name, "retries", retries, int, least=0)
         timeout = config.max_timeout if task.timeout is None else task.timeout
         _check_number(name, "timeout", timeout, int | float, least=0)
-        _check_number(name, "priority", task.priority, int, least=-math.inf)
+        _check_number(name, "priority", task.priority, Integral, least=-math.inf)
         for resource, amount in task.resources.items():
-            _check_number(name, f"resources[{resource!r}]", amount, int | float, least=0)
+            _check_number(name, f"resources[{resource!r}]", amount, Real, least=0)
         specs.append(
             TaskSpec(
                 id=name,
@@ -128,9 +129,9 @@ def specs_of(
                 repeat=first_run + task.repeat_times,
                 timeout=min(timeout, config.max_timeout),
                 retries=retries,
-                resources=dict(task.resources),
+                resources={resource: float(amount) for resource, amount in task.resources.items()},
                 is_eval=task.is_eval,
-                priority=task.priority,
+                priority=int(task.priority),
             )
         )
     return specs
@@ -138,9 +139,15 @@ def specs_of(
 
 def _check_number(task: str, name: str, value: Any, kind: Any, *, least: float) -> None:
     if not isinstance(value, kind) or isinstance(value, bool):
-        what = "a whole number" if kind is int else "a number of seconds" if name == "timeout" else "a number"
+        what = (
+            "a whole number"
+            if kind in {int, Integral}
+            else "a number of seconds"
+            if name == "timeout"
+            else "a number"
+        )
         raise TypeError(f"task {task!r}: {name} must be {what}, not {value!r}")
-    if not value >= least:
+    if not least <= value < math.inf and not (name == "timeout" and value == math.inf):
         raise ValueError(f"task {task!r}: {name} must be {least} or more, not {value!r}")
 
 

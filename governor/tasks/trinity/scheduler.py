@@ -167,10 +167,10 @@ class Scheduler(Supervision):
         Raises:
             QueueFull: more than ``max_pending`` runs would wait.
             GraphError: duplicate or unknown ids, cycles.
-            ValueError: the batch has tasks of these ids, or a task is to run less than once, has less than no time, or needs less than
-                none of a resource.
+            ValueError: the batch has tasks of these ids, or a task is to run less than once, has less than no time, or a negative amount
+                of a resource.
             TypeError: a callable or an argument that cannot be sent to a runner; an id that is no text, or one of a batch
-                that is neither int nor str; a value of a task of another kind than it is to be.
+                that is neither int nor str; a value of a task of the wrong type.
             RuntimeError: the scheduler does not run, or this is not the thread of its event loop.
             OSError, TryAgain: the folder cannot be written, or another process works on this batch in it.
         """

@@ -41,6 +41,7 @@ class Submissions:
         self._numbers = count(1)
         self._over: dict[int, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
 
     def submit(
         self,
@@ -60,7 +61,7 @@ class Submissions:
             TypeError: no `Task`; a callable or an argument that cannot be sent to a runner; or as `specs_of`.
             ValueError: as `specs_of` and `BatchView.begin`. GraphError, QueueFull: as `Engine.submit`.
         """
-        _require_event_loop()
+        self._require_its_loop()
         for task in tasks:
             _require_task(task)
         named = self.driver.pickle_store.name_tasks(
@@ -108,6 +109,18 @@ class Submissions:
             storing.add_done_callback(self._tasks.discard)
         return wrappers
 
+    def _require_its_loop(self) -> None:
+        """Raises RuntimeError."""
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is not self._loop:
+            raise RuntimeError(
+                "tasks are scheduled in the event loop of their scheduler; from another thread: "
+                "loop.call_soon_threadsafe(scheduler.schedule, tasks, batch_id)"
+            )
+
     def _ended(self, number: int) -> None:
         """Removes the pickles of its tasks, and the values that they have stored for each other."""
         if number in self._over:
@@ -145,16 +158,6 @@ class Submissions:
             uses = named.uses[name]
             await self.driver.cluster.call(partial(self.driver.pickle_store.store, name, pickled, uses=uses))
             stored[name] = uses
-
-
-def _require_event_loop() -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        raise RuntimeError(
-            "tasks are scheduled in the event loop of their scheduler; from another thread: "
-            "loop.call_soon_threadsafe(scheduler.schedule, tasks, batch_id)"
-        ) from None
 
 
 def _require_task(task: Any) -> None:

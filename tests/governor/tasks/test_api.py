@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from governor.tasks import OverRollout, SchedulerConfig, Task
@@ -62,6 +63,7 @@ def spec(task, **config):
         ({"priority": "x"}, TypeError, "priority must be a whole number, not 'x'"),
         ({"priority": 1.5}, TypeError, "priority must be a whole number, not 1.5"),
         ({"resources": {"cpus": -1}}, ValueError, r"resources\['cpus'\] must be 0 or more, not -1"),
+        ({"resources": {"cpus": math.inf}}, ValueError, r"resources\['cpus'\] must be 0 or more, not inf"),
         ({"resources": {"cpus": NAN}}, ValueError, r"resources\['cpus'\] must be 0 or more, not nan"),
         ({"resources": {"cpus": "1"}}, TypeError, r"resources\['cpus'\] must be a number, not '1'"),
     ],
@@ -69,6 +71,11 @@ def spec(task, **config):
 def test_tasks(fields, error, message):
     with pytest.raises(error, match=message):
         spec(Task("m:a", **fields))
+
+
+def test_numbers_of_numpy_are_numbers():
+    made = spec(Task("m:a", priority=np.int64(3), resources={"cpus": np.int64(2), "gpus": np.float32(0.5)}))
+    assert (type(made.priority), made.priority, made.resources) == (int, 3, {"cpus": 2.0, "gpus": 0.5})
 
 
 @pytest.mark.parametrize(("own", "limit"), [(None, 4.0), (10, 4.0), (3, 3)])

@@ -97,6 +97,19 @@ def test_a_file_whose_pictures_are_lists_goes_on_too(tmp_path):
     assert np.array_equal(seen(trajectories.read(tmp_path, "train"))[-1], screen(63))
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_file_is_the_same_however_it_was_made(tmp_path, monkeypatch, ahead):
+    monkeypatch.setattr(merge, "ROWS", 10)
+    record(tmp_path / "whole", range(9))
+    expected = trajectories.finalize(tmp_path / "whole", "train").read_bytes()
+    conversion = trajectories.Conversion(tmp_path / "parts", "train")
+    for episodes in (range(4), range(4, 9)):
+        record(tmp_path / "parts", episodes)
+        if ahead:
+            conversion.advance(episodes.stop)
+    assert conversion.finish().read_bytes() == expected
+
+
 def test_players_without_a_turn_have_no_picture(tmp_path):
     known = (describe(SCREEN, role="observation_space"), describe(ACTION, role="action_space"))
     made = recorder(tmp_path, made=Columns.of_players({"a": known, "b": known}, turns=True))
@@ -166,4 +179,4 @@ def test_a_report_says_how_large_a_picture_is(tmp_path):
     trajectories.finalize(tmp_path, "train")
     rows = pq.read_table(merge.parquet_of(tmp_path, "train")).to_pylist()
     assert samples._text(rows[0]["observation"]) == '{"image":"3,072 bytes","direction":1}'
-    assert samples._text(b"123") == '"3 bytes"'
+    assert samples._text(b"123") == "3 bytes"

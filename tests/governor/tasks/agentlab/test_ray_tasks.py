@@ -45,6 +45,8 @@ def test_the_limit_of_an_episode_is_steps_times_seconds():
     assert _episode_timeout(exp) == 1800
     exp.episode_timeout = None
     assert _episode_timeout(exp) == 1800
+    exp.episode_timeout = "300"
+    assert _episode_timeout(exp) == 300
     exp.exp_id, exp.episode_timeout = "e", math.nan
     with pytest.raises(
         ValueError, match="experiment 'e': episode_timeout must be a number of seconds, not nan"
@@ -61,6 +63,7 @@ def test_the_limit_of_an_episode_is_steps_times_seconds():
         {"num_cpus": "2"},
         {"max_retries": -2},
         {"max_retries": 1.5},
+        {"num_gpus": math.inf},
         {"resources": {"tpu": -1}},
         {"resources": 3},
     ],
@@ -71,7 +74,9 @@ def test_an_option_that_is_no_amount_is_refused(option):
 
 
 def test_options_that_are_amounts():
-    run_exp.options(num_cpus=np.int64(2), num_gpus=0.5, memory=None, max_retries=-1, resources={"tpu": 1})
+    run_exp.options(
+        num_cpus=np.int64(2), num_gpus=0.5, memory=None, max_retries=10**400, resources={"tpu": 1}
+    )
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,12 @@ async def test_what_is_refused_leaves_no_batch_behind(scheduler, fields, batch, 
 async def test_another_thread_is_told_how_to_schedule(scheduler, gate):
     with pytest.raises(RuntimeError, match=r"loop\.call_soon_threadsafe\(scheduler\.schedule"):
         await asyncio.to_thread(scheduler.schedule, [visitor(gate, id="a")], 7)
+
+    async def schedule():
+        scheduler.schedule([visitor(gate, id="a")], 7)
+
+    with pytest.raises(RuntimeError, match="event loop of their scheduler"):
+        await asyncio.to_thread(lambda: asyncio.run(schedule()))
     assert not scheduler.has_step(7)
     scheduler.schedule([visitor(gate, id="a")], 7)
     (await gate.visits(1))["a", 0].tell("go")
