@@ -1,7 +1,7 @@
 """The steps of chosen episodes, and the messages of chosen text sessions.
 
-Rule: only a phase whose steps are in their Parquet file is read, and of that only the row groups with these episodes: the streams
-of a phase at work would have to be merged first.
+Rule: only a phase whose steps are in their Parquet file is read, and of that only the row groups with these episodes, one at a time: the
+streams of a phase at work would have to be merged first.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import pyarrow.compute as pc
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
+from governor.episodes.records import pictures
 from governor.episodes.records.merge import parquet_of
 from governor.episodes.records.step_columns import is_text, rows_schema, table_schema
 from governor.report.document import Column, EpisodeSteps, Session, Turn
@@ -21,8 +23,6 @@ from governor.report.document import Column, EpisodeSteps, Session, Turn
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    import pyarrow as pa
 
     from governor.report.tables import Choice
 
@@ -45,32 +45,58 @@ def samples_of(
     path = parquet_of(run_folder, phase)
     if not chosen or not path.exists():
         return [], []
-    wanted = [choice.line.index for choice in chosen]
     with pq.ParquetFile(path) as file:
         text = is_text(table_schema(rows_schema(file.schema_arrow)))
         if "episode" not in file.schema_arrow.names:
             return [], []
-    rows = pq.read_table(path, filters=[("episode", "in", wanted)])
-    found = [
-        (choice, _last_attempt(each))
-        for choice in chosen
-        if len(each := rows.filter(pc.field("episode") == choice.line.index))
-    ]
+        places = _places(file, {choice.line.index for choice in chosen})
+        shown = {index: found if text else found[:MOST_STEPS] for index, found in places.items()}
+        rows = _rows(file, shown)
+    found = [(choice, rows[index]) for choice in chosen if (index := choice.line.index) in rows]
     if text:
         return [], [_session(phase, choice, each.to_pylist()) for choice, each in found]
-    return [_steps(phase, choice, each) for choice, each in found], []
+    return [_steps(phase, choice, each, of=len(places[choice.line.index])) for choice, each in found], []
 
 
-def _last_attempt(rows: pa.Table) -> pa.Table:
-    if "attempt" not in rows.schema.names:
-        return rows
-    attempts = pc.fill_null(rows["attempt"], 0)
-    return rows.filter(pc.equal(attempts, pc.max(attempts)))
+def _places(file: pq.ParquetFile, wanted: set[int]) -> dict[int, list[tuple[int, int]]]:
+    """Row group and row of each step of the last attempt at these episodes."""
+    places: dict[int, dict[int, list[tuple[int, int]]]] = {}
+    keys = [name for name in ("episode", "attempt") if name in file.schema_arrow.names]
+    for group in range(file.num_row_groups):
+        if not _may_have(file.metadata.row_group(group), wanted):
+            continue
+        table = file.read_row_group(group, columns=keys, use_threads=False)
+        episodes = np.asarray(table["episode"])
+        at = np.flatnonzero(np.isin(episodes, [*wanted]))
+        attempts = np.nan_to_num(np.asarray(table["attempt"])) if "attempt" in keys else np.zeros(len(table))
+        for row in at.tolist():
+            attempt = places.setdefault(int(episodes[row]), {}).setdefault(int(attempts[row]), [])
+            attempt.append((group, row))
+    return {index: attempts[max(attempts)] for index, attempts in places.items()}
 
 
-def _steps(phase: str, choice: Choice, rows: pa.Table) -> EpisodeSteps:
-    """Only the rows that are shown become Python objects."""
-    shown = rows.slice(0, MOST_STEPS).to_pylist()
+def _may_have(group: pq.RowGroupMetaData, wanted: set[int]) -> bool:
+    for place in range(group.num_columns):
+        column = group.column(place)
+        if column.path_in_schema == "episode" and (known := column.statistics) and known.has_min_max:
+            return any(known.min <= index <= known.max for index in wanted)
+    return True
+
+
+def _rows(file: pq.ParquetFile, places: dict[int, list[tuple[int, int]]]) -> dict[int, pa.Table]:
+    """The rows at these places by episode, a row group at a time; of pictures no more than their size."""
+    parts: dict[int, list[pa.Table]] = {}
+    for group in sorted({group for found in places.values() for group, _ in found}):
+        table = pictures.described(file.read_row_group(group, use_threads=False))
+        for index, found in places.items():
+            if here := [row for of_group, row in found if of_group == group]:
+                parts.setdefault(index, []).append(table.take(here))
+    return {index: pa.concat_tables(tables) for index, tables in parts.items()}
+
+
+def _steps(phase: str, choice: Choice, rows: pa.Table, *, of: int) -> EpisodeSteps:
+    """`rows` are those that are shown `of` so many."""
+    shown = rows.to_pylist()
     names = [name for name in shown[0] if name not in _KNOWN]
     return EpisodeSteps(
         phase=phase,
@@ -79,7 +105,7 @@ def _steps(phase: str, choice: Choice, rows: pa.Table) -> EpisodeSteps:
         outcome=choice.line.outcome,
         value=_value(choice),
         columns=[_column(name, [row[name] for row in shown]) for name in names],
-        left_out=len(rows) - len(shown),
+        left_out=of - len(shown),
     )
 
 
@@ -95,16 +121,9 @@ def _column(name: str, values: list[Any]) -> Column:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, str | bytes):
-        return str(_without_pictures(value))
-    return "" if value is None else msgspec.json.encode(_without_pictures(value), enc_hook=str).decode()
-
-
-def _without_pictures(value: Any) -> Any:
-    """Their bytes are nothing to read."""
-    if isinstance(value, dict):
-        return {key: _without_pictures(part) for key, part in value.items()}
-    return f"{len(value):,} bytes" if isinstance(value, bytes) else value
+    if isinstance(value, str):
+        return value
+    return "" if value is None else msgspec.json.encode(value, enc_hook=str).decode()
 
 
 def _session(phase: str, choice: Choice, rows: list[dict[str, Any]]) -> Session:

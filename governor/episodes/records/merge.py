@@ -148,9 +148,8 @@ class Merge(ExitStack):
 
     def _rows_at_once(self, schema: pa.Schema) -> int:
         """Rows of a table, of which a group has one, or several if their size varies."""
-        if self._varies:
-            return TEXT_ROWS if self._is_text else VARYING_ROWS
-        return rows_in_group(schema, ROWS, BYTES)
+        most = (TEXT_ROWS if self._is_text else VARYING_ROWS) if self._varies else ROWS
+        return rows_in_group(schema, most, BYTES)
 
     def _whole_group(self) -> pa.Table:
         group, self._group = self._group, []

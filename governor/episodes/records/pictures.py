@@ -16,6 +16,8 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
+
 LEAST: Final = 1024
 """Numbers of an array that is a picture; those with fewer are a list in a Parquet file, too."""
 WIDE: Final = 4096
@@ -63,6 +65,11 @@ def given(table: pa.Table) -> pa.Table:
     return _cast_table(table, given_schema(table.schema))
 
 
+def described(table: pa.Table) -> pa.Table:
+    """With the size of each picture in its place, as a text."""
+    return _cast_table(stored(table), _mapped(table.schema, _described_kind))
+
+
 def _mapped(schema: pa.Schema, kind_of: Callable[[pa.DataType], pa.DataType]) -> pa.Schema:
     return pa.schema([field.with_type(kind_of(field.type)) for field in schema], schema.metadata)
 
@@ -80,6 +87,13 @@ def _given_kind(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_given_kind(field.type)) for field in kind])
     return pa.list_(_ITEM, kind.byte_width) if pa.types.is_fixed_size_binary(kind) else kind
+
+
+def _described_kind(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_described_kind(field.type)) for field in kind])
+    is_picture = pa.types.is_fixed_size_binary(_stored_kind(kind))
+    return pa.string() if is_picture else kind
 
 
 def _cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -100,6 +114,9 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_struct(kind):
         children = [_cast(array.field(place), kind.field(place).type) for place in range(kind.num_fields)]
         return pa.Array.from_buffers(kind, rows, [valid], children=children)
+    if pa.types.is_string(kind):
+        text = f"{array.type.byte_width:,} bytes"
+        return pa.array([text if one else None for one in _flags(array)], kind)
     if pa.types.is_fixed_size_binary(kind):
         size, values = kind.byte_width, array.values
         data = values.buffers()[1].slice(values.offset + array.offset * size, rows * size)
@@ -112,7 +129,12 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _valid(array: pa.Array) -> pa.Buffer | None:
     """Which of its values are not null, as a bitmap that begins with the first of them; None if all are."""
+    return pa.py_buffer(np.packbits(_flags(array), bitorder="little")) if array.null_count else None
+
+
+def _flags(array: pa.Array) -> NDArray[np.uint8]:
+    """1 for each that is not null, else 0."""
     if not array.null_count:
-        return None
+        return np.ones(len(array), np.uint8)
     bits = np.unpackbits(np.frombuffer(array.buffers()[0], np.uint8), bitorder="little")
-    return pa.py_buffer(np.packbits(bits[array.offset : array.offset + len(array)], bitorder="little"))
+    return bits[array.offset : array.offset + len(array)]

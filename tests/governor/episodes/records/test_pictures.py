@@ -13,6 +13,7 @@ from governor.episodes.records import merge, pictures
 from governor.episodes.records.recording import Columns
 from governor.episodes.spaces import describe
 from governor.report import samples
+from governor.report.tables import Choice, EpisodeLine
 from tests.support.recorded_steps import columns, recorder
 
 SCREEN = gym.Box(0, 255, (32, 32, 3), np.uint8)
@@ -174,9 +175,29 @@ def test_streams_of_wide_rows_alone_are_compressed(space, kind):
     assert pictures.compression(columns(space, ACTION).schema) == kind
 
 
-def test_a_report_says_how_large_a_picture_is(tmp_path):
-    record(tmp_path, range(1), space=ROOM, value=lambda number: {"image": screen(number), "direction": 1})
-    trajectories.finalize(tmp_path, "train")
-    rows = pq.read_table(merge.parquet_of(tmp_path, "train")).to_pylist()
-    assert samples._text(rows[0]["observation"]) == '{"image":"3,072 bytes","direction":1}'
-    assert samples._text(b"123") == "3 bytes"
+def test_a_report_says_how_large_a_picture_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(merge, "ROWS", 3)
+    record(tmp_path / "plain", range(4))
+    record(
+        tmp_path / "room",
+        range(4),
+        space=ROOM,
+        value=lambda number: {"image": screen(number), "direction": 1},
+    )
+    line = EpisodeLine(index=2, outcome="terminated", value=2.0)
+    for name, shown in (("plain", "3,072 bytes"), ("room", '{"image":"3,072 bytes","direction":1}')):
+        trajectories.finalize(tmp_path / name, "train")
+        [found], _ = samples.samples_of(tmp_path / name, "train", [Choice(line, "best")])
+        columns_shown = {column.name: column.values for column in found.columns}
+        assert columns_shown["observation"] == [shown] * 4
+        assert columns_shown["step"] == [0, 1, 2, 3]
+
+
+def test_large_steps_with_a_text_are_few_in_a_row_group(tmp_path, monkeypatch):
+    monkeypatch.setattr(merge, "BYTES", 10 * SIZE)
+    talking = gym.Dict(image=SCREEN, mission=gym.Text(9))
+    record(tmp_path, range(9), space=talking, value=lambda number: {"image": screen(number), "mission": "go"})
+    with pq.ParquetFile(trajectories.finalize(tmp_path, "train")) as file:
+        sizes = {file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)}
+    assert max(sizes) <= 20
+    assert len(trajectories.read(tmp_path, "train")) == 36
