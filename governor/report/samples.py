@@ -59,20 +59,16 @@ def samples_of(
 
 
 def _places(file: pq.ParquetFile, wanted: set[int]) -> dict[int, list[tuple[int, int]]]:
-    """Row group and row of each step of the last attempt at these episodes."""
-    places: dict[int, dict[int, list[tuple[int, int]]]] = {}
-    keys = [name for name in ("episode", "attempt") if name in file.schema_arrow.names]
+    """Row group and row of each step of these episodes, of which the file has the last attempt alone."""
+    places: dict[int, list[tuple[int, int]]] = {}
     for group in range(file.num_row_groups):
         if not _may_have(file.metadata.row_group(group), wanted):
             continue
-        table = file.read_row_group(group, columns=keys, use_threads=False)
+        table = file.read_row_group(group, columns=["episode"], use_threads=False)
         episodes = np.asarray(table["episode"])
-        at = np.flatnonzero(np.isin(episodes, [*wanted]))
-        attempts = np.nan_to_num(np.asarray(table["attempt"])) if "attempt" in keys else np.zeros(len(table))
-        for row in at.tolist():
-            attempt = places.setdefault(int(episodes[row]), {}).setdefault(int(attempts[row]), [])
-            attempt.append((group, row))
-    return {index: attempts[max(attempts)] for index, attempts in places.items()}
+        for row in np.flatnonzero(np.isin(episodes, [*wanted])).tolist():
+            places.setdefault(int(episodes[row]), []).append((group, row))
+    return places
 
 
 def _may_have(group: pq.RowGroupMetaData, wanted: set[int]) -> bool:
