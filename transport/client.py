@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from math import inf
+from math import isfinite
 from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
@@ -189,6 +189,7 @@ class Client:
 
         Raises:
             RequestError: one of its subclasses, after all parts that came before.
+            ValueError: for a timeout without an end.
         """
         call = self._begin(service, body, idle_timeout, stream=True)
         try:
@@ -219,7 +220,7 @@ class Client:
     ) -> _Call:
         if self._closed:
             raise ClientClosed(service, "the client was closed")
-        if not timeout < inf:
+        if not isfinite(timeout):
             raise ValueError(f"a request has a deadline: the timeout is a number of seconds, not {timeout!r}")
         mdp.check_body(service, body)
         self._open()

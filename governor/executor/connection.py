@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from math import inf, isnan
+from math import isfinite, isnan
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
@@ -101,8 +101,8 @@ class Connection:
         service: str = SERVICE,
     ) -> None:
         self.timeout, self.patience = _seconds("timeout", timeout), _seconds("patience", patience)
-        if self.timeout == inf:
-            raise UsageError("timeout is the deadline of each call, in seconds, and not inf")
+        if not isfinite(self.timeout):
+            raise UsageError(f"timeout is the deadline of each call, in seconds, and not {timeout}")
         if not isinstance(service, str):
             raise UsageError(f"service is the uid of a RunGovernor, not {service!r}")
         self.endpoint, self.keys = _place(_text("broker", broker), _text("context", context))

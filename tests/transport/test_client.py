@@ -244,7 +244,7 @@ async def test_a_body_that_cannot_be_sent_is_refused_at_once(world):
     await client.aclose()
 
 
-@pytest.mark.parametrize("seconds", [math.inf, math.nan])
+@pytest.mark.parametrize("seconds", [math.inf, -math.inf, math.nan])
 async def test_a_request_has_a_deadline(world, seconds):
     async with world.client() as client:
         with pytest.raises(ValueError, match="deadline"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -84,3 +86,27 @@ async def test_where_an_executor_finds_its_daemon(environ, monkeypatch):
     assert (given.endpoint, given.keys) == ("ipc:///tmp/b", None)
     with pytest.raises(UsageError, match="both say where the daemon is"):
         Executor("ipc:///tmp/b", context="lab")
+    assert Executor(Path("/tmp/b")).endpoint == "ipc:///tmp/b"
+    assert Executor(context=contexts.folder(environ) / "lab.toml").endpoint == "tcp://host:5555"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"broker": 5}, "broker is a text, or a path, not 5"),
+        ({"broker": None, "context": 5}, "context is a text, or a path, not 5"),
+        ({"timeout": math.inf}, "timeout is the deadline of each call, in seconds, and not inf"),
+        ({"timeout": None}, "timeout is a number of seconds, not None"),
+        ({"patience": math.nan}, "patience is a number of seconds, not nan"),
+        ({"service": 5}, "service is the uid of a RunGovernor, not 5"),
+        ({"broker": "tcp://*:5555"}, "is no name or address of a machine to connect to"),
+    ],
+)
+def test_an_argument_of_an_executor_that_makes_no_sense_is_named(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        Executor(**{"broker": "ipc:///tmp/b", **arguments})
+
+
+async def test_a_run_is_waited_for_by_its_id():
+    with pytest.raises(UsageError, match="wait takes the id of a run, not None"):
+        await Executor("ipc:///tmp/b").wait(None)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import stat
 
 import pytest
+from click.testing import CliRunner
 
+from governor.cli import cli
 from governor.errors import ConfigError, UsageError
 from governor.network.keys import PUBLIC, SERVER_KEY, KeyFolder
 from transport.network.curve import KeyPair, Member
@@ -107,3 +109,18 @@ def test_all_faults_are_named_and_none_of_the_keys_counts(keys):
         "judy.toml is no text in UTF-8",
     ):
         assert wanted in faults
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://*:5555", "tcp://a b:5555", "ipc:///tmp/b"])
+def test_a_context_leads_to_a_machine(keys, tmp_path, endpoint):
+    out = tmp_path / "q.toml"
+    asked = ["keys", "new", "q", "--role", "viewer", "--keys", str(keys.path), "--out", str(out)]
+    done = CliRunner().invoke(cli, [*asked, "--endpoint", endpoint])
+    assert (done.exit_code, "--endpoint: " in done.output) == (2, True)
+    assert not out.exists()
+    assert keys.members() == ()
+
+
+def test_a_folder_of_keys_that_is_not_there_is_told(tmp_path):
+    listed = CliRunner().invoke(cli, ["keys", "list", "--keys", str(tmp_path / "none")])
+    assert f"nobody comes in (there is no folder {tmp_path / 'none'})" in listed.output
