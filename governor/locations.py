@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -92,13 +93,13 @@ def find_broker(given: str | None, environ: Mapping[str, str] = os.environ) -> s
         return endpoint if "://" in endpoint else f"ipc://{endpoint}"
     folders = runtime_dirs(environ)
     for folder in folders:
-        socket = folder / CLIENT_SOCKET
+        path = folder / CLIENT_SOCKET
         try:
-            if stat.S_ISSOCK(socket.stat().st_mode):
-                return f"ipc://{socket}"
+            if stat.S_ISSOCK(path.stat().st_mode):
+                return f"ipc://{path}"
         except PermissionError:
             raise NotPermitted(
-                f"may not look at {socket}: ask for the group that `socket_group` names"
+                f"may not look at {path}: ask for the group that `socket_group` names"
             ) from None
         except OSError:
             continue
@@ -121,6 +122,27 @@ async def refuse_stale_socket(endpoint: str) -> None:
             await asyncio.sleep(RETRY_SECONDS)
         else:
             writer.close()
+            return
+
+
+async def refuse_unknown_host(endpoint: str) -> None:
+    """Raises Unreachable for a machine whose name has no address; one of a name server that is away may have one soon."""
+    scheme, _, address = endpoint.partition("://")
+    if scheme != "tcp":
+        return
+    host = address.rpartition(":")[0].strip("[]")
+    loop = asyncio.get_running_loop()
+    until = loop.time() + STALE_SECONDS
+    while True:
+        try:
+            await loop.getaddrinfo(host, None)
+        except (socket.gaierror, UnicodeError) as error:  # the latter for a label that is empty, or too long
+            if getattr(error, "errno", None) != socket.EAI_AGAIN or loop.time() > until:
+                reason = getattr(error, "strerror", None) or error
+                text = f"{host!r} in {endpoint} is the name of no machine that is known here: {reason}"
+                raise Unreachable(endpoint, text=text) from error
+            await asyncio.sleep(RETRY_SECONDS)
+        else:
             return
 
 

@@ -20,7 +20,7 @@ from governor.errors import (
     from_refusal,
     from_transport,
 )
-from governor.locations import find_broker, refuse_stale_socket
+from governor.locations import find_broker, refuse_stale_socket, refuse_unknown_host
 from governor.messages import SERVICE, Done, ExecutorReply, ExecutorRequest, Refused, decode_reply
 from governor.messages.base import plain
 from governor.network import contexts
@@ -114,8 +114,9 @@ class Connection:
             raise UsageError(str(error)) from error
 
     async def __aenter__(self) -> Self:
-        """Raises Unreachable at once where the socket is one that a dead daemon left behind."""
+        """Raises Unreachable at once where the socket is one that a dead daemon left behind, or the machine has no address."""
         await refuse_stale_socket(self.endpoint)
+        await refuse_unknown_host(self.endpoint)
         await self._client.__aenter__()
         return self
 

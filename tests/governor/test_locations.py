@@ -1,3 +1,4 @@
+import asyncio
 import socket
 
 import pytest
@@ -23,3 +24,28 @@ def test_find_broker(tmp_path, monkeypatch):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("broker.sock")
         assert locations.find_broker(None, environ) == f"ipc://{folder}/broker.sock"
+
+
+@pytest.mark.parametrize("host", ["run-governor.invalid", "two..dots", 64 * "a"])
+async def test_a_machine_that_has_no_address_is_named_at_once(host):
+    with pytest.raises(Unreachable, match=f"{host!r} in tcp://{host}:5555 is the name of no machine"):
+        await locations.refuse_unknown_host(f"tcp://{host}:5555")
+
+
+async def test_a_name_server_that_is_away_is_asked_again(monkeypatch):
+    answers = [socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"), []]
+
+    async def getaddrinfo(_host, _port):
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    await locations.refuse_unknown_host("tcp://machine:5555")
+    assert not answers
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:5555", "tcp://[::1]:5555", "ipc:///run/broker.sock"])
+async def test_addresses_and_paths_need_no_name_server(endpoint):
+    await locations.refuse_unknown_host(endpoint)
