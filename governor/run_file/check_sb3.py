@@ -45,6 +45,18 @@ PARAMS: Final = frozenset(
     )
 )
 """Of any algorithm, and of the agent itself."""
+COUNTS: Final = frozenset(
+    (
+        "batch_size",
+        "buffer_size",
+        "log_interval",
+        "n_epochs",
+        "n_steps",
+        "stats_window_size",
+        "total_timesteps",
+    )
+)
+"""Those that are whole numbers of 1 or more."""
 
 
 def faults(agents: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
@@ -61,9 +73,19 @@ def faults(agents: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
         written = f"sb3_contrib.{found[2]}" if found[1] else found[2]
         if written not in ALGORITHMS.values():
             yield (*place, "algorithm"), f"unknown algorithm {algorithm!r}{_hint(found[2])}"
+        for param in sorted(COUNTS.intersection(params)):
+            if fault := _count_fault(params[param]):
+                yield (*place, param), fault
         for param in () if params.get("model") else params:  # a saved model takes what it has as an attribute
             if param not in PARAMS and (hint := suggestion(param, PARAMS)):
                 yield (*place, param), f"is no param of an algorithm{hint}"
+
+
+def _count_fault(value: object) -> str:
+    if value is None or (type(value) is int and value >= 1):
+        return ""
+    hint = f": write {int(value)}" if isinstance(value, float) and value >= 1 and value.is_integer() else ""
+    return f"{value!r} is no whole number of 1 or more{hint}"
 
 
 def _hint(name: str) -> str:

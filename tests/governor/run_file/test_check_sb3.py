@@ -63,5 +63,18 @@ def test_a_param_that_is_misspelled():
     assert faults(algorithm="PPO", model="ppo.zip", n_step=64) == {}
 
 
+def test_a_count_that_is_no_whole_number():
+    assert faults(
+        algorithm="PPO", n_steps=100.0, total_timesteps=-5, batch_size=64.5, n_epochs=True, log_interval="2"
+    ) == {
+        "n_steps": "100.0 is no whole number of 1 or more: write 100",
+        "total_timesteps": "-5 is no whole number of 1 or more",
+        "batch_size": "64.5 is no whole number of 1 or more",
+        "n_epochs": "True is no whole number of 1 or more",
+        "log_interval": "'2' is no whole number of 1 or more",
+    }
+    assert faults(algorithm="DQN", buffer_size=1, total_timesteps=None, learning_starts=0) == {}
+
+
 def test_agents_of_other_kinds_may_have_any_params():
     assert faults(entry="mine:Agent", algorithm="ppo", lerning_rate=0.1) == {}
