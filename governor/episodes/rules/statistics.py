@@ -158,15 +158,16 @@ def summarize(figures: PhaseFigures, *, steps_per_second: float | None = None) -
     metrics |= {f"return_mean.{player}": spread.mean for player, spread in figures.by_player.items()}
     if steps_per_second is not None:
         metrics["steps_per_second"] = steps_per_second
-    return _of_user(figures) | metrics
+    return _of_user(figures, ours=metrics) | metrics
 
 
-def _of_user(figures: PhaseFigures) -> dict[str, float]:
+def _of_user(figures: PhaseFigures, *, ours: dict[str, float]) -> dict[str, float]:
+    """Without those of a name that has figures of ours."""
     found: dict[str, float] = {}
     for name, spread in figures.metrics.items():
         if name.endswith(NONFINITE):
             found[f"{name.removesuffix(NONFINITE)}_nonfinite"] = spread.total
-        else:
+        elif f"{name}_mean" not in ours:
             found |= {f"{name}_mean": spread.mean, f"{name}_min": spread.low, f"{name}_max": spread.high}
     return found
 

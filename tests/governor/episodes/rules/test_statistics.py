@@ -173,14 +173,20 @@ def episode_with(index, metrics, outcome="terminated"):
 
 
 def test_metrics_of_the_user_are_over_the_episodes_that_have_them():
-    metrics = [{"loss": 1.0, "return": 9.0}, {"loss": 3.0, "loss.nonfinite": 2.0}, {"loss.nonfinite": 1.0}]
+    metrics = [{"loss": 1.0}, {"loss": 3.0, "loss.nonfinite": 2.0}, {"loss.nonfinite": 1.0}]
     records = [episode_with(index, each) for index, each in enumerate(metrics)]
     statistics, _ = figures_of([*records, episode_with(3, {"loss": 100.0}, "failed")])
     found = summarize(statistics.figures)
     assert {name: found[name] for name in found if name.startswith("loss")} == {
         "loss_mean": 2.0, "loss_min": 1.0, "loss_max": 3.0, "loss_nonfinite": 3.0,
     }  # fmt: skip
-    assert found["return_mean"] == 0.0, "a name of the user does not hide ours"
+
+
+def test_a_name_of_the_user_takes_no_figure_of_ours():
+    statistics, _ = figures_of([episode_with(0, {"return": 9.0, "steps": 7.0})])
+    found = summarize(statistics.figures)
+    assert {name for name in found if name.startswith("steps")} == {"steps_mean", "steps_total"}
+    assert (found["return_mean"], found["return_max"], found["steps_mean"]) == (0.0, 0.0, 1.0)
 
 
 def test_a_phase_has_a_bounded_number_of_names():
