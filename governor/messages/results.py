@@ -34,8 +34,8 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class EndedRuns(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a task has ended: these `runs`. `failures` of them did not succeed; `failure` is the record of the first
-    one of those.
+    """What of a task has ended: these `runs`. `failures` of them did not succeed, those that failed with another task aside; `failure` is the record of the
+    first one that did not succeed.
     """
 
     runs: IndexRanges
@@ -50,7 +50,7 @@ class EndedRuns(msgspec.Struct, frozen=True, kw_only=True):
         first: dict[str, TaskRecord] = {}
         for record in records:
             if runs[record.task].add(record.run) and record.outcome != "succeeded":
-                failures[record.task] += 1
+                failures[record.task] += record.outcome != "upstream_failed"
                 first.setdefault(record.task, record)
         return {
             task: cls(runs=runs[task], failures=failures[task], failure=first.get(task))

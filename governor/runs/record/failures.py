@@ -128,7 +128,7 @@ def page(journal: RunRecords, uid: str, *, phase: str | None, after: int, limit:
             continue
         if len(found) == limit:
             return FailureList(uid=uid, failures=tuple(found), tracebacks=texts, more=True)
-        key, text = _traceback(journal, uid, item.get("traceback", ""))
+        key, text = _traceback(journal, uid, item.get("traceback", ""), of=event.kind)
         if text is not None:
             texts[key] = text
         found.append(
@@ -146,9 +146,9 @@ def page(journal: RunRecords, uid: str, *, phase: str | None, after: int, limit:
     return FailureList(uid=uid, failures=tuple(found), tracebacks=texts)
 
 
-def _traceback(journal: RunRecords, uid: str, told: str) -> tuple[str, str | None]:
-    """Its key, and its text if that was kept. Events of conductors have the text itself: there are few."""
-    if "\n" in told:
+def _traceback(journal: RunRecords, uid: str, told: str, *, of: str) -> tuple[str, str | None]:
+    """Its key, and its text if that was kept. Events that are no records have the text itself: there are few."""
+    if told and of not in COUNTED:
         return blake2b(told.encode(), digest_size=8).hexdigest(), told
     return told, journal.traceback(uid, told) if told else None
 

@@ -180,7 +180,8 @@ class Batch:
             if node.failure is None:
                 node.failure = record
                 node.results = None
-            if not (self.end in {"enough", "failures"} and record.outcome == "cancelled"):
+            given_up = self.end in {"enough", "failures"} and record.outcome == "cancelled"
+            if not given_up and record.outcome != "upstream_failed":  # that other one is counted
                 self._count_failure(record)
         elif node.needed_by and (record.value is not None or record.value_file is not None):
             if node.results is None:
@@ -197,7 +198,8 @@ class Batch:
         self.left -= before - node.left
         if ended.failure is not None:
             node.failure = ended.failure
-            self._count_failure(ended.failure, number=ended.failures)
+            if ended.failures:
+                self._count_failure(ended.failure, number=ended.failures)
         elif node.needed_by:
             node.results = results
         if node.left == 0:

@@ -273,7 +273,7 @@ class BatchEnded(SchedulerEffect, frozen=True):
 
     `end` is ``tasks_done``, ``enough`` (`min_num` was reached), ``failures`` (the bound `exceeded` was passed) or ``stopped``
     (it was cancelled). `failures` counts the runs that did not succeed, except those that were cancelled because `min_num` or a
-    bound was reached.
+    bound was reached, and those that failed with another task (``upstream_failed``).
     """
 
     batch: BatchId

@@ -105,6 +105,13 @@ async def test_each_failure_is_listed_with_its_traceback_and_what_followed_is_no
     assert len(found.tracebacks) == 3
 
 
+async def test_what_a_conductor_said_is_shown_also_if_it_is_one_line(journal):
+    said = {"conductor": "service.s", "reason": "its program ended", "traceback": "no weights!"}
+    await journal.write(lambda tx: tx.event("r1", "conductor.failed", said))
+    found = page(journal)
+    assert found.tracebacks[found.failures[-1].traceback] == "no weights!"
+
+
 async def test_pages_have_each_of_them_once(journal):
     seen, after, more = [], 0, True
     while more:

@@ -29,7 +29,7 @@ def test_a_cancelled_task_ends_with_what_depends_on_it_and_the_others_go_on():
     assert driver.records()["b", 0].error == "by hand"
     [after] = driver.of(Dispatch, driver.end(sent, 2.0))
     assert after.attempts[0].task.id == "e"
-    assert driver.do(after, 3.0)[-1] == BatchEnded("b", "tasks_done", 3, 'task "b" run 0 cancelled: by hand')
+    assert driver.do(after, 3.0)[-1] == BatchEnded("b", "tasks_done", 1, 'task "b" run 0 cancelled: by hand')
 
 
 def test_the_attempt_of_a_cancelled_task_has_its_grace_and_is_not_retried():
@@ -180,7 +180,7 @@ def test_one_run_of_a_task_is_cancelled_where_it_waits_and_the_others_go_on():
         sent = more[0] if more else None
     assert sent is None
     assert [run for (_, run), outcome in runs(driver).items() if outcome == "succeeded"] == [0, 1, 3]
-    assert driver.of(BatchEnded) == [BatchEnded("b", "tasks_done", 2, 'task "a" run 2 cancelled: by hand')]
+    assert driver.of(BatchEnded) == [BatchEnded("b", "tasks_done", 1, 'task "a" run 2 cancelled: by hand')]
 
 
 def test_one_run_of_a_task_is_cancelled_at_work_and_not_retried():

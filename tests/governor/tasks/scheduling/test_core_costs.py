@@ -311,7 +311,7 @@ def test_what_ended_before_counts_by_ranges():
     }
     assert records["none", 0].cause == "bad"
     [end] = driver.of(BatchEnded)
-    assert (end.failures, end.first_failure) == (5, 'task "bad" run 3 timed_out: late')
+    assert (end.failures, end.first_failure) == (4, 'task "bad" run 3 timed_out: late')
     assert len(driver.of(RunEnded)) == 5
 
 
@@ -322,8 +322,10 @@ def test_a_fold_names_the_first_failures_in_their_order():
         TaskRecord(task="b", run=5, outcome="crashed", error="2"),
         TaskRecord(task="c", run=2, outcome="failed", error="3"),
         TaskRecord(task="a", run=0, outcome="succeeded"),
+        TaskRecord(task="d", run=0, outcome="upstream_failed", cause="c"),
     ]
     found = EndedRuns.fold(records)
-    assert [*found] == ["c", "b", "a"]
+    assert [*found] == ["c", "b", "d", "a"]
+    assert (found["d"].failures, found["d"].failure.cause) == (0, "c")
     assert found["a"] == EndedRuns(runs=IndexRanges(bounds=[0, 2]))
     assert (found["c"].failures, found["c"].failure.error) == (2, "1")
