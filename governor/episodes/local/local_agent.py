@@ -21,7 +21,7 @@ from governor.episodes import spaces
 from governor.episodes.agent_calls import AgentCalls
 from governor.episodes.agents import AgentSource
 from governor.episodes.records import state_file
-from governor.episodes.restoring.replay import enter, restore
+from governor.episodes.restoring.replay import OUT_OF_ORDER, Restored, enter, restore
 from governor.episodes.rules.seeds import agent_seed
 from governor.errors import ConductorError
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from governor.episodes.context import Context
     from governor.episodes.learned import Learned
     from governor.episodes.records.reports import EpisodeReports
-    from governor.episodes.restoring.replay import Restored
     from governor.episodes.restoring.so_far import PhaseSoFar
     from governor.episodes.rollouts import Rollouts
     from governor.episodes.spaces import SpaceSpec
@@ -95,6 +94,7 @@ class LocalAgent:
         self._calls: AgentCalls
         self._so_far: PhaseSoFar | None = None
         self._restored: Callable[[Restored], None] | None = None
+        self._is_out_of_order = False
         self._check: Callable[[], None] = lambda: None
         self._streams: dict[int, set[int]] = {}
         """The streams of steps of each worker, by its number."""
@@ -113,6 +113,7 @@ class LocalAgent:
         """
         self._so_far, self._restored, self._check = so_far, restored, check
         if self._learned is not None:
+            self._is_out_of_order = restored is not None and not so_far.is_known_to(self._learned.told)
             enter(self._learned, self._calls, so_far)
 
     def _restore(self, learned: Learned) -> None:
@@ -134,6 +135,9 @@ class LocalAgent:
             try:
                 if self._learned is not None:
                     spaces.require_same(self._spaces, (observation, action), of=f"agent {self.name}")
+                    if self._is_out_of_order and self._restored is not None:
+                        self._is_out_of_order = False
+                        self._restored(Restored(OUT_OF_ORDER))
                 else:
                     self._learned = self._source.build(observation, action)
                     self._spaces = (observation, action)

@@ -11,7 +11,7 @@ Rules:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from governor.episodes.restoring.so_far import PhaseSoFar
     from governor.episodes.spaces import SpaceSpec
     from governor.episodes.transition import Episode
+
+OUT_OF_ORDER: Final = "it had learned of the phase before episodes of an earlier one were played again"
 
 log = logs.get_logger()
 
@@ -151,6 +153,8 @@ class Replay:
             return IndexRanges()
         if not saved:
             raise NotExact("its saved state does not say what it has learned")
+        if phase.name in saved.get("partly", ()):
+            raise NotExact(OUT_OF_ORDER)
         if saved["phase"] != phase.name:
             if not saved["over"]:
                 raise NotExact(f"what the agent learned at the end of phase {saved['phase']!r} was not saved")

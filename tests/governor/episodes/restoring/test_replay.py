@@ -8,7 +8,7 @@ from governor.episodes.agent_calls import AgentCalls
 from governor.episodes.learned import Learned
 from governor.episodes.records import state_file
 from governor.episodes.records.recording import Columns, StepRecorder
-from governor.episodes.restoring.replay import enter, restore
+from governor.episodes.restoring.replay import OUT_OF_ORDER, enter, restore
 from governor.episodes.restoring.so_far import PhaseSoFar
 from governor.episodes.rollouts import rollouts_of
 from governor.episodes.spaces import Box, Discrete, OneOf
@@ -294,6 +294,20 @@ def test_a_phase_whose_end_was_not_saved_is_missed_in_the_next_one(tmp_path):
     before.play(1)
     found = Life(tmp_path, Draws, name="more").restore()
     assert found.reason == "what the agent learned at the end of phase 'train' was not saved"
+
+
+def test_what_was_learned_of_a_later_phase_is_not_learned_again_when_it_goes_on(tmp_path):
+    """A resumed run goes back to an episode of the phase before that failed."""
+    Life(tmp_path, Draws, name="more").play(0, 1, settled=True)
+    again = Life(tmp_path, Draws, ended=(0, 2))
+    again.restore()
+    again.play(2, settled=True)
+    again.learned.save(over=True)
+    more = Life(tmp_path, Draws, name="more", ended=(0, 2))
+    assert more.restore() == (OUT_OF_ORDER, 0, 0)
+    assert more.state == again.state
+    more.play(2, settled=True)
+    assert Life(tmp_path, Draws, name="more", ended=(0, 3)).restore() == ("", 0, 0), "from here on it is"
 
 
 def test_steps_that_cannot_be_read_are_a_reason_and_no_failure(tmp_path, monkeypatch):
