@@ -40,6 +40,8 @@ AT_ONCE: Final = (
 )
 OF_EPISODES: Final = frozenset({"until", "evaluate", "checkpoint", "failures", "on_failure"})
 """Keys of a phase that its simulation looks at."""
+OF_EVALUATIONS: Final = (("simulate", "episodes"), ("evaluate", "every"), ("evaluate", "episodes"))
+"""By which episodes of evaluations are numbered: below a phase."""
 OF_CONDUCTORS: Final = frozenset({"environment", "agents", "transport"})
 """Keys of `simulate` that need other processes."""
 OF_ATTEMPTS: Final = frozenset({"timeout", "retries"})
@@ -123,9 +125,11 @@ def changed_run(run: Run, values: Mapping[str, Any]) -> RunChange:
     return RunChange(before=before, run=made, keys=differ)
 
 
-def require_possible(change: RunChange, *, first_phase: int) -> None:
-    """For a run in the queue, of which the phases before the first one have ended. Raises UsageError."""
+def require_possible(change: RunChange, *, first_phase: int, begun: bool) -> None:
+    """For a run in the queue, of which the phases before the first one have ended, and this one may have `begun`. Raises UsageError."""
     _require_settable(change, first_phase)
+    if begun:
+        _require_numbers(change, first_phase)
 
 
 def accept(
@@ -139,7 +143,9 @@ def accept(
     """Of a run at work; `phase` is at work, None before the first one. `knows_tasks`: all of its attempts of tasks were counted. Raises
     UsageError for what can't change now.
     """
-    _require_settable(change, assignment.first_phase if phase is None else phase)
+    current = assignment.first_phase if phase is None else phase
+    _require_settable(change, current)
+    _require_numbers(change, current)
     since = {key: _since(path, change.run, phase) for key, path in change.keys.items()}
     if not knows_tasks and change.run.limits.tasks is not None:
         since |= {key: "" for key, path in change.keys.items() if path[:1] == ("limits",)}
@@ -206,6 +212,21 @@ def _require_settable(change: RunChange, first_phase: int) -> None:
                 raise UsageError(f"{key} can't be set as a whole: some of them have ended")
             case ("code",):
                 raise UsageError(f"{key} can't be set: a copy is made when a run is submitted")
+
+
+def _require_numbers(change: RunChange, phase: int) -> None:
+    """Episodes of evaluations that are on record keep their numbers, which follow those of training."""
+    if value_at(change.before, ("phases", phase, "evaluate")) is None:
+        return
+    after = change.run.raw()
+    places = [("phases", phase, *place) for place in OF_EVALUATIONS]
+    changed = [place for place in places if value_at(change.before, place) != value_at(after, place)]
+    for key, path in change.keys.items():
+        if any(path == place[: len(path)] for place in changed):
+            raise UsageError(
+                f"{key} can't be set: phase {change.run.phases[phase].name} has begun, and by its episodes and its evaluate.every and "
+                "evaluate.episodes those of its evaluations are numbered"
+            )
 
 
 def _place(data: Mapping[str, Any], key: str) -> Path:

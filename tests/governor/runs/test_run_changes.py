@@ -133,13 +133,37 @@ def test_a_phase_that_has_ended_stays():
     with pytest.raises(UsageError, match="phase train has ended"):
         accepted(1, train__simulate__episodes=50)
     change = changed_run(run_of(), {"train.simulate.episodes": 50})
-    require_possible(change, first_phase=0)
+    require_possible(change, first_phase=0, begun=True)
     with pytest.raises(UsageError, match="phase train has ended"):
-        require_possible(change, first_phase=1)
+        require_possible(change, first_phase=1, begun=True)
     whole = changed_run(run_of(), {"phases": run_of().raw()["phases"][:1]})
-    require_possible(whole, first_phase=0)
+    require_possible(whole, first_phase=0, begun=True)
     with pytest.raises(UsageError, match="some of them have ended"):
-        require_possible(whole, first_phase=1)
+        require_possible(whole, first_phase=1, begun=True)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"train.simulate.episodes": 24},
+        {"train.evaluate.every": 5},
+        {"train.evaluate": None},
+        {"train.simulate": {**SIMULATE, "episodes": 24}},
+    ],
+)
+def test_evaluations_of_a_phase_that_has_begun_keep_their_numbers(values):
+    run = changed_run(run_of(), {"train.evaluate": {"every": 10, "episodes": 2}}).run
+    change = changed_run(run, values)
+    match = f"{next(iter(values))} can't be set: phase train has begun, and by its episodes"
+    with pytest.raises(UsageError, match=match):
+        accept(change, Assignment(uid="r1", run=run, folder="/"), params={}, phase=0)
+    with pytest.raises(UsageError, match=match):
+        require_possible(change, first_phase=0, begun=True)
+    require_possible(change, first_phase=0, begun=False)
+    others = changed_run(
+        run, {"train.evaluate.at_least": 3, "train.simulate.max_steps": 9, "last.simulate.episodes": 3}
+    )
+    assert accept(others, Assignment(uid="r1", run=run, folder="/"), params={}, phase=0).renews
 
 
 def test_the_values_that_a_run_is_found_by_follow():
