@@ -9,7 +9,7 @@ import pytest
 from governor.conductors import agent as agent_conductor
 from governor.episodes import trajectories
 from governor.episodes.records import state_file
-from governor.messages import AgentRestored, Checkpoint, Done
+from governor.messages import AgentRestored, Checkpoint, Done, Failures
 from tests.support.in_process_commands import episodes
 
 EPISODES = 30
@@ -109,3 +109,12 @@ async def test_a_checkpoint_that_an_earlier_process_did_not_take_has_all_that_is
     taken = harness.folder / f"run/checkpoints/train/walker.{len(done)}.state"
     assert state_file.load(taken)["steps"] == 5 * len(done)
     assert harness.state()["steps"] == 5 * episodes_
+
+
+async def test_what_was_learned_is_kept_where_a_phase_ends_with_the_death_of_an_environment(harness):
+    mark = {"episodes": 9, "mark": str(harness.folder / "mark")}
+    await harness.start("environment.lake", entry="exact_world:Mortal", params=mark, pool=1)
+    await harness.start("agent.walker", entry="exact_world:Draws", params={})
+    records, end = await harness.play(episodes=EPISODES, failures=Failures(at_most=0))
+    assert ([record.outcome for record in records], end.end) == (["terminated"] * 9 + ["crashed"], "failures")
+    assert harness.state()["steps"] == 9 * 5

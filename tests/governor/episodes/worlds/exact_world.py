@@ -1,9 +1,12 @@
 """An agent whose next action depends on all of its state."""
 
+import os
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
+from walk_world import Walk
 
 IS_DUE, GOES_ON = threading.Event(), threading.Event()
 """An agent waits, and for what."""
@@ -31,3 +34,18 @@ class Draws:
     def load_state_dict(self, state):
         self.random.bit_generator.state = state["random"]
         self.steps = state["steps"]
+
+
+class Mortal(Walk):
+    """Its process ends at the reset after so many `episodes`, and from then on at each one, as the file `mark` says."""
+
+    def __init__(self, *, episodes, mark):
+        super().__init__()
+        self.left, self.mark = episodes, Path(mark)
+
+    def reset(self, *, seed=None):
+        self.left -= 1
+        if self.left < 0 or self.mark.exists():
+            self.mark.touch()
+            os._exit(3)
+        return super().reset(seed=seed)
