@@ -125,7 +125,7 @@ class ChatModel:
             return await self._retries.run(attempt)
         except Retry as failed:
             times = f"{self._retries.most + 1} times" if self._retries.most else "once"
-            raise ModelFault(f"no answer of the model, asked {times}: {failed}") from failed
+            raise ModelFault(f"no answer of the model, asked {times}: {failed}") from failed.fault
 
     async def aclose(self) -> None:
         """Closes the connections; pending requests fail. May be called again."""
@@ -172,7 +172,7 @@ class ChatModel:
         except TimeoutError:
             raise Retry(ModelFault(f"no answer within {self._timeout or 0:g} s")) from None
         except openai.APIStatusError as error:
-            raise _refusal(error) from error
+            raise _refusal(error) from None  # the frames are all of libraries
         except (openai.APIConnectionError, aiohttp.ClientError, OSError) as error:
             raise Retry(ModelFault(f"transport: {one_line(_root(error))}")) from error
         except Exception as error:  # messages that are not JSON, a closed client, an invalid host

@@ -9,6 +9,7 @@ import pytest
 from governor.episodes.text.base_urls import SessionSuffixBaseURLProvider, StaticBaseURLProvider
 from governor.episodes.text.chat_model import ChatModel, ModelFault
 from governor.errors import UsageError
+from governor.failures import reason_of, traceback_of
 from tests.support.language_models.text_servers import ChatServer, completion
 
 MESSAGES = [{"role": "system", "content": "play"}, {"role": "user", "content": "go"}]
@@ -199,8 +200,9 @@ async def test_an_address_without_a_listener():
             retries=1,
             backoff=0.001,
         )
-        with pytest.raises(ModelFault, match="asked 2 times: transport: ConnectionRefusedError"):
+        with pytest.raises(ModelFault, match="asked 2 times: transport: ConnectionRefusedError") as caught:
             await model.answer(MESSAGES, session=SESSION)
+    assert traceback_of(reason_of(caught.value)) == "", "the frames of libraries are nobody's"
     await model.aclose()
 
 
@@ -226,8 +228,9 @@ async def test_retry_after_is_honoured(server, model):
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 422])
 async def test_a_refusal_is_final_at_once(server, model, status):
     server.then(status)
-    with pytest.raises(ModelFault, match=f"the model refused: HTTP {status}: told {status}"):
+    with pytest.raises(ModelFault, match=f"the model refused: HTTP {status}: told {status}") as caught:
         await model.answer(MESSAGES, session=SESSION)
+    assert traceback_of(reason_of(caught.value)) == ""
     assert len(server.requests) == 1
 
 
