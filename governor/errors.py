@@ -283,7 +283,8 @@ def from_transport(error: TransportError, *, endpoint: str) -> GovernorError:  #
 
     match error:
         case errors.MalformedFrames() | errors.ClientClosed():
-            return UsageError(str(error))
+            is_closed = isinstance(error, errors.ClientClosed)
+            return UsageError("this Executor was closed: make another one" if is_closed else str(error))
         case errors.ServiceNotFound() if error.service != SERVICE:
             return Unreachable(
                 endpoint, text=f"no RunGovernor {error.service!r} serves at {endpoint}; has it ended?"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from math import isfinite
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
@@ -76,6 +76,8 @@ class _Call(msgspec.Struct, eq=False, kw_only=True):
     body: tuple[bytes, ...]
     timeout: float
     deadline: float
+    send_within: float
+    send_by: float
     idempotent: bool
     stream: bool
     sent: bool = False
@@ -155,6 +157,7 @@ class Client:
         *body: bytes,
         timeout: float,  # noqa: ASYNC109 - it is sent with the request, for broker and worker
         idempotent: bool = False,
+        send_within: float = inf,
     ) -> list[bytes]:
         """Ask `service` and return the body of its reply.
 
@@ -163,12 +166,13 @@ class Client:
             body: the frames of the request, which may be none.
             timeout: seconds until the request ends with DeadlineExceeded, or with ConnectionLost if the connection broke and there is no other.
             idempotent: whether it may be started again, which is done after a lost connection or worker, until its deadline.
+            send_within: seconds until it ends with BrokerUnreachable, if it has not been sent.
 
         Raises:
             RequestError: one of its subclasses; see `transport.errors`.
             ValueError: for a timeout without an end.
         """
-        call = self._begin(service, body, timeout, idempotent=idempotent)
+        call = self._begin(service, body, timeout, idempotent=idempotent, send_within=send_within)
         try:
             self._transmit(call)
             while not call.ended:
@@ -179,19 +183,22 @@ class Client:
         finally:
             self._finish(call)
 
-    async def stream(self, service: str, *body: bytes, idle_timeout: float) -> AsyncGenerator[Part, None]:
+    async def stream(
+        self, service: str, *body: bytes, idle_timeout: float, send_within: float = inf
+    ) -> AsyncGenerator[Part, None]:
         """Ask `service` and yield its parts as they come; the last one has `final` set.
 
         Args:
             service: as for `request`.
             body: as for `request`.
             idle_timeout: seconds without any part after which the stream ends, as a request does.
+            send_within: as for `request`.
 
         Raises:
             RequestError: one of its subclasses, after all parts that came before.
             ValueError: for a timeout without an end.
         """
-        call = self._begin(service, body, idle_timeout, stream=True)
+        call = self._begin(service, body, idle_timeout, stream=True, send_within=send_within)
         try:
             self._transmit(call)
             while True:
@@ -217,6 +224,7 @@ class Client:
         *,
         idempotent: bool = False,
         stream: bool = False,
+        send_within: float,
     ) -> _Call:
         if self._closed:
             raise ClientClosed(service, "the client was closed")
@@ -224,6 +232,7 @@ class Client:
             raise ValueError(f"a request has a deadline: the timeout is a number of seconds, not {timeout!r}")
         mdp.check_body(service, body)
         self._open()
+        now = asyncio.get_running_loop().time()
         request_id = self._next_id
         self._next_id += 1
         call = self._calls[request_id] = _Call(
@@ -232,7 +241,9 @@ class Client:
             service=service,
             body=body,
             timeout=timeout,
-            deadline=asyncio.get_running_loop().time() + timeout,
+            deadline=now + timeout,
+            send_within=send_within,
+            send_by=now + send_within,
             idempotent=idempotent,
             stream=stream,
         )
@@ -242,7 +253,8 @@ class Client:
         """Wait for the next part, the error, or the deadline, which becomes the call's error."""
         loop = asyncio.get_running_loop()
         call.waiter = loop.create_future()
-        timer = loop.call_at(call.deadline, self._expire, call)
+        until = call.deadline if call.sent else min(call.deadline, call.send_by)
+        timer = loop.call_at(until, self._expire, call)
         try:
             await call.waiter
         finally:
@@ -250,7 +262,9 @@ class Client:
             call.waiter = None
 
     def _expire(self, call: _Call) -> None:
-        if call.sent and self.connected:
+        if call.sent and asyncio.get_running_loop().time() < call.deadline:  # it was sent meanwhile
+            call.wake()
+        elif call.sent and self.connected:
             call.fail(DeadlineExceeded(call.service, timeout=call.timeout))
         elif call.sent:
             text = f"the connection to {self.endpoint} broke, and there was no other one by the deadline"
@@ -260,9 +274,8 @@ class Client:
 
     def _fail_unsent(self, call: _Call) -> None:
         refused = "" if self._connection is None else self._connection.refused
-        call.fail(
-            BrokerUnreachable(call.service, timeout=call.timeout, endpoint=self.endpoint, refused=refused)
-        )
+        seconds = min(call.timeout, call.send_within)
+        call.fail(BrokerUnreachable(call.service, timeout=seconds, endpoint=self.endpoint, refused=refused))
 
     def _finish(self, call: _Call) -> None:
         self._calls.pop(call.request_id, None)

@@ -75,7 +75,7 @@ NO_HANDSHAKE: Final = "it ends each handshake: it has another key than we expect
 class Connection:
     """A DEALER with callbacks for connect and loss. `refused`: why the last handshake has failed, or ""."""
 
-    EVENTS: Final = Monitor.CONNECTIONS | int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+    EVENTS: Final = Monitor.CONNECTIONS | int(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_CLOSED)
 
     def __init__(
         self,
@@ -144,6 +144,8 @@ class Connection:
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.refused = UNKNOWN_KEY
             self._on_unknown()
+        elif event == zmq.EVENT_CLOSED:  # nobody listens there by now
+            self.refused = ""
         elif not self.connected:
             self.refused = self.refused or NO_HANDSHAKE
         else:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
-from governor.episodes import masks
+from governor.episodes import masks, spaces
 from governor.episodes.entries import Abandoned
 from governor.episodes.spaces import Dict, Discrete, OneOf, Tuple, copier, unstack
 from governor.episodes.spaces.conformers import rows_conformer
@@ -51,7 +51,7 @@ class AgentCalls:
         self._reset_states = getattr(agent, "reset_states", None)
         self.hears = any(callable(found) for found in (self._begin, self._end, self._reset_states))
         self._action = action
-        self._are_pairs = _may_be_pair(action)
+        self._is_whole = _whole_test(action)
         self._conform = copier(action)  # an agent may write its next action over the last one
         discrete = (action.start, action.start + action.n) if isinstance(action, Discrete) else (0, 0)
         self._start, self._stop = discrete
@@ -180,14 +180,14 @@ class AgentCalls:
 
     def _split(self, found: Any) -> Acted:
         """Action and extras of what `act` returned."""
-        if _is_pair(found) and (not self._are_pairs or _is_pair(found[0])):
+        if _is_pair(found) and self._is_whole(found[0]):
             pair: Acted = found
             return pair
         return found, NO_EXTRAS
 
     def _split_many(self, found: Any, rows: int) -> tuple[Any, Sequence[Mapping[str, Any]]]:
         """The actions, and for each row its extras. Raises ValueError if there are fewer."""
-        if _is_pair(found) and (not self._are_pairs or isinstance(found[0], list) or _is_pair(found[0])):
+        if _is_pair(found) and (isinstance(found[0], list) or self._is_whole(found[0])):
             actions, extras = found
             for key, values in extras.items():
                 if len(values) != rows:
@@ -238,12 +238,14 @@ def _is_pair(found: Any) -> bool:
     return isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)
 
 
-def _may_be_pair(action: SpaceSpec) -> bool:
-    """Whether an action, or a batch of them, may be a pair whose second item is a dict."""
+def _whole_test(action: SpaceSpec) -> Callable[[Any], bool]:
+    """Tells of the first item of a pair whose second one is a dict whether it is an action, or a batch of them, and not a part of one."""
     match action:
-        case Tuple():
-            return len(action.spaces) == 2 and isinstance(action.spaces[1], Dict)
-        case OneOf():
-            return any(isinstance(part, Dict) for part in action.spaces)
+        case Tuple() if len(action.spaces) == 2 and isinstance(action.spaces[1], Dict):
+            return _is_pair
+        case OneOf() if any(isinstance(part, Dict) for part in action.spaces):
+            return _is_pair
+        case spaces.Sequence() if isinstance(action.feature, Dict) and not action.stack:
+            return lambda first: isinstance(first, tuple | list)
         case _:
-            return False
+            return lambda _: True

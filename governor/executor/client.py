@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -13,7 +12,7 @@ from governor.errors import (
     GoingDown,
     UsageError,
 )
-from governor.executor.connection import RETRY_SECONDS
+from governor.executor.connection import RETRY_SECONDS, key_of
 from governor.executor.control import Control
 from governor.executor.files import RunFiles
 from governor.executor.groups import Groups
@@ -108,7 +107,7 @@ class Executor(Control, RunFiles, Groups):
 
         raw, home, source = await asyncio.to_thread(in_plain, run, folder)
         raw, home = await self._with_code(raw, home)
-        asked = Submit(run=raw, folder=home, key=key or secrets.token_hex(16), params=dict(params or {}))
+        asked = Submit(run=raw, folder=home, key=key_of(key), params=dict(params or {}))
         seconds = max(self.timeout, COPY_SECONDS) if raw.get("code") == "snapshot" else None
         return (await self._ask(asked, Submitted, source=source, seconds=seconds)).uid
 
@@ -118,7 +117,7 @@ class Executor(Control, RunFiles, Groups):
         Raises NotEnded (also when another run resumes it right now), AlreadyEnded when nothing of it is missing,
         NoSuchRun, TryAgain, UsageError when its files are gone.
         """
-        asked = Resume(uid=uid, key=key or secrets.token_hex(16))
+        asked = Resume(uid=uid, key=key_of(key))
         answer = await self._ask(asked, Submitted, source=uid, seconds=max(self.timeout, RESUME_SECONDS))
         return answer.uid
 
@@ -137,7 +136,8 @@ class Executor(Control, RunFiles, Groups):
 
         The iteration raises NoSuchRun, and Unreachable for a daemon that died and did not come back.
         """
-        return Watching(self._messages(Watch(uid=uid, after=after, follow=follow, kinds=kinds)))
+        asked = Watch(uid=uid, after=after, follow=follow, kinds=kinds)
+        return Watching(lambda after: self._messages(msgspec.structs.replace(asked, after=after)), after)
 
     async def _messages(self, asked: Watch) -> AsyncGenerator[RunEvent | WatchEnd, None]:
         """The events, then the end of the watch."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from math import isfinite, isnan
+import secrets
+from math import inf, isnan
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from transport.network.curve import ClientKeys
 
 RETRY_SECONDS: Final = 0.2
+CONNECT_SECONDS: Final = 2.0
+"""For a connection, whatever the patience is."""
 
 R = TypeVar("R", bound=ExecutorReply)
 
@@ -42,6 +45,15 @@ def _seconds(name: str, value: Any) -> float:
     if not isinstance(value, Real) or isnan(value):
         raise UsageError(f"{name} is a number of seconds, not {value!r}")
     return float(value)
+
+
+def key_of(given: str | None) -> str:
+    """Of a submit: a random one by default. Raises UsageError."""
+    if given == "":
+        raise UsageError(
+            "key is a text of 1 to 256 characters, not ''; without one each submit makes a run of its own"
+        )
+    return secrets.token_hex(16) if given is None else given
 
 
 def _text(name: str, value: object) -> str | None:
@@ -101,7 +113,7 @@ class Connection:
         service: str = SERVICE,
     ) -> None:
         self.timeout, self.patience = _seconds("timeout", timeout), _seconds("patience", patience)
-        if not isfinite(self.timeout):
+        if not 0 < self.timeout < inf:
             raise UsageError(f"timeout is the deadline of each call, in seconds, and not {timeout}")
         if not isinstance(service, str):
             raise UsageError(f"service is the uid of a RunGovernor, not {service!r}")
@@ -130,7 +142,7 @@ class Connection:
         *,
         source: str = "",
         seconds: float | None = None,
-        send: Callable[[bytes, float], Awaitable[bytes]] | None = None,
+        send: Callable[[bytes, float, float], Awaitable[bytes]] | None = None,
     ) -> R:
         """The answer; for `patience` seconds it tries again where no daemon is reached. After one has refused because it
         goes down it asks the next daemon, and raises that refusal if there is no answer.
@@ -142,7 +154,8 @@ class Connection:
         timeout = seconds or self.timeout
         while True:
             try:
-                answer = await (send or self._request)(encoded(request), timeout)
+                send_within = max(until - loop.time(), CONNECT_SECONDS)
+                answer = await (send or self._request)(encoded(request), timeout, send_within)
                 return self._expect(answer, expected, source=source)
             except GoingDown as error:
                 if not self._awaits_restart:
@@ -156,14 +169,17 @@ class Connection:
                 raise refused
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def _request(self, request: bytes, timeout: float) -> bytes:  # noqa: ASYNC109  # the transport's own
-        answer = await self._client.request(self.service, request, timeout=timeout, idempotent=True)
+    async def _request(self, request: bytes, timeout: float, send_within: float) -> bytes:  # noqa: ASYNC109  # the transport's own
+        answer = await self._client.request(
+            self.service, request, timeout=timeout, idempotent=True, send_within=send_within
+        )
         return answer[0] if answer else b""
 
-    async def _gather(self, request: bytes, timeout: float) -> bytes:  # noqa: ASYNC109  # as above
+    async def _gather(self, request: bytes, timeout: float, send_within: float) -> bytes:  # noqa: ASYNC109  # as above
         """Receives an answer in parts; the last part is `Done`, or a refusal, which is the answer then."""
         whole = bytearray()
-        async for part in self._client.stream(self.service, request, idle_timeout=timeout):
+        parts = self._client.stream(self.service, request, idle_timeout=timeout, send_within=send_within)
+        async for part in parts:
             last = part.body[0] if part.final and part.body else b""
             if part.final and not isinstance(self._decode(last), Done):
                 return bytes(last)

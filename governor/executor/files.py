@@ -3,22 +3,24 @@
 Rules:
 1. Of a daemon on another machine there is a copy, in ``$XDG_CACHE_HOME/run-governor``. Only what has changed is fetched: a file that
    has grown from where it ended, if what is before that is the same.
-2. A file whose copy was not finished, for whatever reason, has another time than the original: the next call goes on with it.
+2. One call at a time works at the copy of a run: another one, also of another process, waits.
+3. A file whose copy was not finished, for whatever reason, has another time than the original: the next call goes on with it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import os
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from governor.errors import BadRequest, TryAgain, UsageError
-from governor.executor.connection import Connection
+from governor.executor.connection import RETRY_SECONDS, Connection
 from governor.locations import cache_dir
 from governor.messages.files import (
     PIECE_BYTES,
@@ -32,6 +34,8 @@ from governor.messages.files import (
 from governor.network import packages
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from governor.messages.files import FileEntry
 
 DIGITS: Final = 12
@@ -94,10 +98,11 @@ class RunFiles(Connection):
             return Path(found.folder)
         daemon = hashlib.sha256(self.keys.server.encode()).hexdigest()[:DIGITS]
         folder = cache_dir() / daemon / found.uid
-        await asyncio.to_thread(_begin_copy, folder, {entry.path for entry in found.files})
-        for entry in found.files:
-            if (steps or not _has_steps(entry.path)) and (most is None or entry.size <= most):
-                await self._bring(found.uid, folder, entry)
+        async with _alone(folder):
+            await asyncio.to_thread(_begin_copy, folder, {entry.path for entry in found.files})
+            for entry in found.files:
+                if (steps or not _has_steps(entry.path)) and (most is None or entry.size <= most):
+                    await self._bring(found.uid, folder, entry)
         return folder
 
     async def _listed(self, uid: str) -> FileList:
@@ -129,7 +134,7 @@ class RunFiles(Connection):
     async def _fetch(self, uid: str, path: Path, entry: FileEntry, *, begin: int) -> None:
         """Raises _Replaced, OSError."""
         offsets = range(begin, max(entry.size, begin + 1), PIECE_BYTES)
-        with await asyncio.to_thread(path.open, "r+b" if begin else "wb") as file:
+        with path.open("r+b" if begin else "wb") as file:
             before = os.pread(file.fileno(), OVERLAP, begin) if begin else b""
             for first in range(0, len(offsets), AT_ONCE):
                 asked = offsets[first : first + AT_ONCE]
@@ -158,6 +163,21 @@ class RunFiles(Connection):
         ):
             raise _Replaced
         return found.data
+
+
+@asynccontextmanager
+async def _alone(folder: Path) -> AsyncGenerator[None, None]:
+    """One call at a time brings the copy in a folder up to date, of all processes. Raises OSError."""
+    await asyncio.to_thread(folder.parent.mkdir, mode=0o700, parents=True, exist_ok=True)
+    with folder.with_name(f"{folder.name}.lock").open("wb") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                break
+        yield
 
 
 def _place(folder: Path, path: str) -> Path:

@@ -6,9 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from governor.errors import NotPermitted, from_refusal, from_transport
-from governor.executor.connection import RETRY_SECONDS, Connection, encoded
+from governor.executor.connection import CONNECT_SECONDS, RETRY_SECONDS, Connection, encoded
 from governor.messages import GroupProgress, Refused, RunEvent, Watch, WatchEnd, WatchGroup
-from transport.errors import RemoteError, TooLarge, TransportError
+from transport.errors import ClientClosed, RemoteError, TooLarge, TransportError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -30,7 +30,7 @@ class Following(Connection):
         until = loop.time() + self.patience
         while True:
             try:
-                async for message in self._receive(asked):
+                async for message in self._receive(asked, until - loop.time()):
                     if isinstance(message, WatchEnd):
                         end = message
                         break
@@ -40,7 +40,9 @@ class Following(Connection):
                         yield message
             except TransportError as error:
                 failure = from_transport(error, endpoint=self.endpoint)
-                hopeless = isinstance(error, RemoteError | TooLarge) or isinstance(failure, NotPermitted)
+                hopeless = isinstance(error, ClientClosed | RemoteError | TooLarge) or isinstance(
+                    failure, NotPermitted
+                )
                 if hopeless or (end is None and loop.time() > until):
                     raise failure from error
             interrupted = end is not None and end.outcome == "interrupted" and self._awaits_restart
@@ -49,9 +51,15 @@ class Following(Connection):
                 return
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def _receive(self, asked: Watch | WatchGroup) -> AsyncIterator[Followed | None]:
+    async def _receive(self, asked: Watch | WatchGroup, send_within: float) -> AsyncIterator[Followed | None]:
         """The messages as they come; None is a heartbeat."""
-        async for part in self._client.stream(self.service, encoded(asked), idle_timeout=IDLE_SECONDS):
+        parts = self._client.stream(
+            self.service,
+            encoded(asked),
+            idle_timeout=IDLE_SECONDS,
+            send_within=max(send_within, CONNECT_SECONDS),
+        )
+        async for part in parts:
             for reply in (self._decode(frame) if frame else None for frame in part.body):
                 if isinstance(reply, Refused):
                     raise from_refusal(reply, source=asked.uid)

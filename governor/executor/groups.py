@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from typing import TYPE_CHECKING, Any, Final
 
 from governor.errors import GoingDown
+from governor.executor.connection import key_of
 from governor.executor.files import Packages
 from governor.executor.following import Following
 from governor.messages import (
@@ -63,7 +63,7 @@ class Groups(Following, Packages):
         changes = {"matrix": dict(matrix or {}), "name": name, "labels": dict(labels or {})}
         data, home, source = await asyncio.to_thread(group_in_plain, run, folder, **changes)
         data, home = await self._with_code(data, home)
-        asked = SubmitGroup(run=data, folder=home, key=key or secrets.token_hex(16))
+        asked = SubmitGroup(run=data, folder=home, key=key_of(key))
         return await self._ask(asked, SubmittedGroup, source=source, seconds=max(self.timeout, GROUP_SECONDS))
 
     async def group(self, uid: str, *, phase: str | None = None) -> GroupReport:

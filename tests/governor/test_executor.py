@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import tempfile
 from types import SimpleNamespace
 
@@ -220,8 +221,76 @@ async def test_one_that_is_closed_says_so_at_once(line):
     executor = await line.open(patience=60.0)
     await executor.__aexit__()
     async with asyncio.timeout(10):
-        with pytest.raises(UsageError, match="the client was closed"):
+        with pytest.raises(UsageError, match="this Executor was closed"):
             await executor.status()
+        with pytest.raises(UsageError, match="this Executor was closed"):
+            await anext(executor.watch("abc"))
+
+
+async def test_closing_ends_a_watch_that_waits(line):
+    executor = await line.open(patience=float("inf"))
+    begins = asyncio.Event()
+
+    async def silent(_request):
+        begins.set()
+        await asyncio.Event().wait()
+
+    async with line.serve(silent), asyncio.timeout(20):
+        waiting = asyncio.create_task(anext(executor.watch("abc")))
+        await begins.wait()
+        await executor.__aexit__()
+        with pytest.raises(UsageError, match="this Executor was closed"):
+            await waiting
+
+
+async def test_a_cancelled_wait_for_an_event_loses_none(line):
+    executor = await line.open(patience=20)
+    goes_on = asyncio.Event()
+
+    async def watched(request):
+        after = decode_request(request.body[0]).after
+        if after == 0:
+            await request.partial(encode(RunEvent(uid="abc", seq=1, at=0.0, kind="k")))
+        await goes_on.wait()
+        await request.partial(encode(RunEvent(uid="abc", seq=2, at=0.0, kind="k")))
+        return [encode(WatchEnd(outcome="finished"))]
+
+    async with line.serve(watched, credit=8), asyncio.timeout(20):
+        events = executor.watch("abc")
+        assert (await anext(events)).seq == 1
+        for _ in range(2):
+            waiting = asyncio.create_task(anext(events))
+            await asyncio.sleep(0)  # it has begun
+            with pytest.raises(UsageError, match="another task waits"):
+                await anext(events)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        goes_on.set()
+        assert [event.seq async for event in events] == [2]
+    assert events.end.outcome == "finished"
+
+
+async def test_a_daemon_that_is_not_there_is_told_after_the_patience_whatever_a_call_may_take():
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # and does not listen
+        endpoint = f"tcp://127.0.0.1:{held.getsockname()[1]}"
+        async with Executor(endpoint, timeout=60, patience=0.1) as executor, asyncio.timeout(40):
+            for call in (executor.status(), executor.prune(1), anext(executor.watch("abc"))):
+                with pytest.raises(Unreachable, match="nobody listens"):
+                    await call
+
+
+@pytest.mark.parametrize("options", [{"timeout": 0}, {"timeout": -1.0}])
+def test_a_deadline_is_a_positive_number(options):
+    with pytest.raises(UsageError, match="timeout is the deadline of each call"):
+        Executor("ipc:///nowhere", **options)
+
+
+async def test_an_empty_key_is_none(line):
+    executor = await line.open()
+    with pytest.raises(UsageError, match="key is a text of 1 to 256 characters"):
+        await executor.submit(RUN, key="")
 
 
 async def test_a_watch_that_comes_back_asks_for_the_very_run_that_it_had_found(line, monkeypatch):

@@ -47,6 +47,30 @@ async def test_no_broker_listens(world):
             await read_all(client.stream("echo", b"x", idle_timeout=0.1))
 
 
+async def test_a_request_may_have_to_be_sent_sooner_than_it_is_to_be_answered(world):
+    async with world.client() as client:
+        begun = time.monotonic()
+        with pytest.raises(BrokerUnreachable, match=r"not sent within 0\.2 s"):
+            await client.request("echo", b"x", timeout=60, send_within=0.2)
+        with pytest.raises(BrokerUnreachable, match=r"not sent within 0\.1 s"):
+            await read_all(client.stream("echo", b"x", idle_timeout=60, send_within=0.1))
+        assert time.monotonic() - begun < 30
+    begins, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def late(request):
+        begins.set()
+        await goes_on.wait()
+        return request.body
+
+    async with world.broker(), world.client() as client, world.worker("late", late):
+        asked = asyncio.create_task(client.request("late", b"x", timeout=60, send_within=5))
+        await begins.wait()
+        [call] = client._calls.values()
+        client._expire(call)  # it was sent in time
+        goes_on.set()
+        assert await asked == [b"x"]
+
+
 async def test_a_broker_that_comes_later_gets_what_waited(world):
     async with world.client() as client, world.worker("echo", echo):
         asked = asyncio.create_task(client.request("echo", b"early", timeout=10))

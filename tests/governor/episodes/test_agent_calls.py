@@ -2,12 +2,13 @@ import numpy as np
 import pytest
 
 from governor.episodes.agent_calls import AgentCalls
-from governor.episodes.spaces import Box, Dict, Discrete, Tuple, conformer
+from governor.episodes.spaces import Box, Dict, Discrete, Sequence, Tuple, conformer
 from governor.episodes.transition import Episode
 
 TWO = Discrete(n=2, start=0)
 PART = Dict(keys=("a",), spaces=(TWO,))
 PAIR = Tuple(spaces=(TWO, PART))
+PARTS = Sequence(feature=PART, stack=False)
 BOX = Box(shape=(2,), dtype="<f4", low=bytes(8), high=bytes(8))
 
 
@@ -32,6 +33,8 @@ class Returns:
         (PART, {"a": 1}, {"a": 1}, {}),
         (PAIR, (1, {"a": 0}), (1, {"a": 0}), {}),
         (PAIR, ((1, {"a": 0}), {"value": 0.5}), (1, {"a": 0}), {"value": 0.5}),
+        (PARTS, ({"a": 0}, {"a": 1}), ({"a": 0}, {"a": 1}), {}),
+        (PARTS, (({"a": 0},), {"value": 0.5}), ({"a": 0},), {"value": 0.5}),
     ],
 )
 def test_extras_are_what_act_returns_beside_the_action(space, returned, action, extras):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import shutil
 from itertools import count
 
 import pytest
@@ -213,6 +215,22 @@ async def test_a_copy_that_was_interrupted_goes_on(reached, monkeypatch):
     assert [each.offset for each in reached.asked if isinstance(each, ReadFile)] == [
         15_000 - executor_files.OVERLAP
     ]
+
+
+async def test_calls_for_the_same_copy_wait_for_each_other(reached):
+    uid = await reached.run(result_json="{}", big_txt="x" * (3 << 20))
+    folder = await reached.bob.files(uid)
+    shutil.rmtree(folder)
+    reached.asked.clear()
+
+    async def bring():
+        return read(await reached.bob.files(uid))
+
+    first, *others = await asyncio.gather(*(bring() for _ in range(4)))
+    assert first == {"result.json": "{}", "big.txt": "x" * (3 << 20)}
+    assert others == [first] * 3
+    asked = [(each.path, each.offset) for each in reached.asked if isinstance(each, ReadFile)]
+    assert len(asked) == len(set(asked)), "the first one has brought it, for all"
 
 
 async def test_steps_and_large_files_may_stay_there(reached):
