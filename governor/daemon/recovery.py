@@ -31,11 +31,10 @@ from governor.processes import leftovers
 from governor.processes.identity import ProcessIdentity
 from governor.processes.readiness import readable
 from governor.runs.assignment import Assignment, Waiting, owner_of
-from governor.runs.record import history, resume, snapshot, staging
+from governor.runs.record import failures, history, resume, snapshot, staging
 from governor.runs.record.result import record_result
 from governor.runs.run_log import run_ended
 from governor.tasks.cluster import head
-from states import running
 from states.events import ContinueRequested, PauseRequested
 
 if TYPE_CHECKING:
@@ -341,14 +340,7 @@ def _failed_phases(events: list[RunEvent], *, before: int) -> tuple[int, str]:
     """How many of the phases before this one had failures, and the line of the first one."""
     restarted = max((event.seq for event in events if event.kind == "run.restarted"), default=0)
     standing = [event.data for event in events if event.seq > restarted]
-    names = {data["index"]: data["phase"] for data in standing if "index" in data and "phase" in data}
-    failures: dict[int, tuple[int, str]] = {}
-    for data in standing:
-        if "part" in data and data.get("failures") and data["phase"] < before:
-            number, first = failures.get(data["phase"], (0, ""))
-            failures[data["phase"]] = number + data["failures"], first or data.get("first_failure", "")
-    lines = [running.failure_line(names.get(phase, ""), *failures[phase]) for phase in sorted(failures)]
-    return len(lines), lines[0] if lines else ""
+    return failures.phases_with(standing, before=before)
 
 
 def _paused(events: list[RunEvent]) -> str | None:

@@ -11,6 +11,7 @@ Rules:
 from __future__ import annotations
 
 from hashlib import blake2b
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -48,6 +49,10 @@ COUNTED: Final = {
     "task.attempt_ended": "attempt",
 }
 """Events whose causes are counted, and what is then said to have failed."""
+INHERITED: Final = "failure.inherited"
+"""An event of a failure in a phase that the run has whole from the one that it resumes: `item` is its record or data, `kind` that of
+its event, which was recorded `at` this second.
+"""
 TEXT: Final = 1 << 17
 """Characters of a traceback that are stored at most, whoever sends it."""
 
@@ -73,7 +78,7 @@ KINDS: Final = (
     "conductor.failed",
     "conductor.exited",
 )
-"""Of events that may be failures."""
+"""Of events that may be failures, before a run had those of another."""
 
 
 FAILED: Final = " AND events.failures > 0 AND last > ? AND (records.phase IS NULL OR ? IS NULL OR records.phase = ?) ORDER BY last"
@@ -108,7 +113,7 @@ def failed(kind: str, items: Sequence[Any]) -> list[int]:
         case "episode.ended" | "task.ended":
             bad = BAD if kind == "episode.ended" else BAD_TASKS
             return [place for place, item in enumerate(items) if _of(item, "outcome") in bad]
-        case "episode.attempt_ended" | "task.attempt_ended" | "conductor.failed":
+        case "episode.attempt_ended" | "task.attempt_ended" | "conductor.failed" | "failure.inherited":
             return [*range(len(items))]
         case "part.ended":
             return [place for place, item in enumerate(items) if item.get("fault")]
@@ -164,6 +169,9 @@ def count_causes(
     connection: sqlite3.Connection, run: int, kind: str, items: Iterable[tuple[int, Any]], *, phase: int
 ) -> None:
     """Counts failures of one kind of events, by their numbers, if they are of a phase."""
+    if kind == INHERITED:
+        for (of, place), some in groupby(items, lambda each: (each[1]["kind"], each[1]["phase"])):
+            count_causes(connection, run, of, [(event, each["item"]) for event, each in some], phase=place)
     if kind not in COUNTED:
         return
     counts: dict[bytes, int] = {}

@@ -15,6 +15,7 @@ import msgspec
 
 from governor import clock
 from governor.errors import RecordDamaged
+from governor.journal.failures import INHERITED
 from governor.messages import TaskRecord
 
 if TYPE_CHECKING:
@@ -46,6 +47,10 @@ class Inheritance(ABC):
     ) -> list[TaskRecord]:
         """Records runs of tasks."""
 
+    @abstractmethod
+    def events(self, uid: str, kind: str, data: Sequence[dict[str, Any]]) -> None:
+        """Records events of one kind."""
+
     def reserve(self, uid: str) -> None:
         """Makes a row for a run that is not accepted yet."""
         now = clock.wall()
@@ -73,6 +78,17 @@ class Inheritance(ABC):
         self._connection.execute(
             "INSERT INTO figures (run, phase, records, data, inherited) VALUES (?, ?, 0, ?, ?)",
             (self._position(uid), phase, packed, packed),
+        )
+
+    def inherit_failures(self, uid: str, parent: str, failures: Sequence[dict[str, Any]]) -> None:
+        """Records failures that the run has from `parent`, which it resumes, as data of events, and their tracebacks."""
+        self.events(uid, INHERITED, failures)
+        position = self._position(uid)
+        digests = {digest for each in failures if (digest := each["item"].get("traceback"))}
+        self._connection.executemany(
+            "INSERT OR IGNORE INTO tracebacks (run, digest, text) SELECT ?, tracebacks.digest, text"
+            " FROM runs JOIN tracebacks ON run = position WHERE uid = ? AND tracebacks.digest = ?",
+            [(position, parent, digest) for digest in digests],
         )
 
     def inherit_tasks(

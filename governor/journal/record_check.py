@@ -18,6 +18,7 @@ import msgspec
 
 from governor.errors import RecordDamaged
 from governor.index_ranges import IndexRanges
+from governor.journal.failures import INHERITED
 from governor.journal.tables import RECORD_OF, decoded, plain_events
 from governor.messages import EpisodeRecord, TaskRecord
 from governor.messages.figures import PhaseFigures
@@ -39,6 +40,7 @@ KINDS: Final = frozenset(
         "episode.attempt_ended",
         "task.attempt_ended",
         "task.reported",
+        INHERITED,
         *RECORD_OF,
     }
 )

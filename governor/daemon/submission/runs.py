@@ -108,9 +108,12 @@ class Submissions:
         uid = new_uid()
         with self._daemon.queue.place(owner=owner_of(by)):
             recorded = await self._record_rest(uid, asked, (row, run, kept), by=by, of_group=of_group)
+        failed, failure = kept.failed
         waiting = Waiting(
             uid=uid,
             first_phase=kept.first_phase,
+            failed=failed,
+            failure=failure,
             group=row.group_uid,
             owner=owner_of(by),
             priority=run.priority,
@@ -157,7 +160,7 @@ class Submissions:
             if recorded == uid:
                 if other is not None:
                     raise TryAgain(f"run {other} resumes run {row.uid} right now; `governor watch {other}`")
-                kept.record(transaction, uid)
+                kept.record(self._journal, transaction, uid)
                 if changed is not None:
                     transaction.event(uid, code.CHANGED, changed)
             return recorded

@@ -6,18 +6,19 @@ Nothing here reads more than the rows with failures: a run of ten million episod
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 from governor.errors import UsageError
 from governor.failures import kind_of
-from governor.journal.failures import COUNTED, Deaths, failed
+from governor.journal.failures import COUNTED, INHERITED, Deaths, failed
 from governor.journal.tables import RECORD_OF
 from governor.messages import Failure, FailureGroup, FailureList
+from states.running import failure_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from governor.index_ranges import IndexRanges
     from governor.journal.failures import Cause
@@ -111,6 +112,40 @@ def summary(causes: Sequence[Cause]) -> str:
     return "; ".join(told) + (f"; and {left:,} of other causes" if left else "")
 
 
+def phases_with(ends: Sequence[Mapping[str, Any]], *, before: int) -> tuple[int, str]:
+    """How many of the phases before this one had failures, and the line of the first one. `ends`: data of the events of their ends."""
+    names = {each["index"]: each["phase"] for each in ends if "index" in each and "phase" in each}
+    found: dict[int, tuple[int, str]] = {}
+    for each in ends:
+        if "part" in each and each.get("failures") and each["phase"] < before:
+            number, first = found.get(each["phase"], (0, ""))
+            found[each["phase"]] = number + each["failures"], first or each.get("first_failure", "")
+    lines = [failure_line(names.get(phase, ""), *found[phase]) for phase in sorted(found)]
+    return len(lines), lines[0] if lines else ""
+
+
+class Failed(NamedTuple):
+    """A failure on record: the number of its `event`, when, the kind of event and its record or data, and the phase of that."""
+
+    event: int
+    at: float
+    kind: str
+    phase: int | None
+    item: dict[str, Any]
+
+
+def each_of(journal: RunRecords, uid: str, *, phase: int | None, after: int = 0) -> Iterator[Failed]:
+    """The failures that count, in their order. Blocks. Raises RecordDamaged, JournalError."""
+    after = max(after, journal.last_event(uid, "run.restarted"))
+    for event in journal.failed_events(uid, after=after, phase=phase):
+        kind, at, data = event.kind, event.at, event.data
+        item = data.get(RECORD_OF[kind], {}) if kind in RECORD_OF else data
+        if kind == INHERITED:
+            kind, at, item = data["kind"], data["at"], data["item"]
+        if failed(kind, [item]) and phase in {None, data.get("phase")}:
+            yield Failed(event.seq, at, kind, data.get("phase"), item)
+
+
 def page(journal: RunRecords, uid: str, *, phase: str | None, after: int, limit: int) -> FailureList:
     """Blocks. Raises UsageError for a phase that has not begun, RecordDamaged, JournalError."""
     names = {event.data["index"]: event.data["phase"] for event in journal.events_of(uid, ("phase.started",))}
@@ -120,12 +155,7 @@ def page(journal: RunRecords, uid: str, *, phase: str | None, after: int, limit:
         raise UsageError(f"run {uid} has no phase {phase!r} that has begun: {known}")
     found: list[Failure] = []
     texts: dict[str, str] = {}
-    after = max(after, journal.last_event(uid, "run.restarted"))
-    for event in journal.failed_events(uid, after=after, phase=wanted):
-        item = event.data.get(RECORD_OF[event.kind], {}) if event.kind in RECORD_OF else event.data
-        index = event.data.get("phase")
-        if not failed(event.kind, [item]) or (wanted is not None and index != wanted):
-            continue
+    for number, at, kind, index, item in each_of(journal, uid, phase=wanted, after=after):
         if len(found) == limit:
             return FailureList(uid=uid, failures=tuple(found), tracebacks=texts, more=True)
         key, text = _traceback(journal, uid, item.get("traceback", ""), of=event.kind)
@@ -133,12 +163,12 @@ def page(journal: RunRecords, uid: str, *, phase: str | None, after: int, limit:
             texts[key] = text
         found.append(
             Failure(
-                event=event.seq,
-                at=event.at,
-                what=_what(event.kind, item),
+                event=number,
+                at=at,
+                what=_what(kind, item),
                 outcome=item.get("outcome", "failed"),
                 reason=_reason(item),
-                failure_kind=_kind(event.kind, item),
+                failure_kind=_kind(kind, item),
                 phase=names.get(index) if index is not None else None,
                 traceback=key,
             )

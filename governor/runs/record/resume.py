@@ -16,6 +16,7 @@ import shutil
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from governor.episodes.records import episode_file
@@ -23,15 +24,19 @@ from governor.episodes.rules.evaluation import planned_episodes
 from governor.episodes.rules.failures import allowed
 from governor.errors import UsageError
 from governor.files import sync_to_disk
+from governor.journal.failures import COUNTED
+from governor.journal.inheritance import TOGETHER
 from governor.messages import BAD_TASKS
 from governor.runs.assignment import Assignment
-from governor.runs.record import environment, result, snapshot, usage
+from governor.runs.record import environment, failures, result, snapshot, usage
 from governor.runs.record.staging import begin
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from governor.journal.journal import Journal
+    from governor.journal.run_records import RunRecords
     from governor.journal.runs_table import RunRow
     from governor.journal.tables import Transaction
     from governor.messages import TaskRecord
@@ -87,6 +92,12 @@ class KeptWork:
         """Where the new run begins; if nothing is missing, the last phase, whose end comes from the record."""
         return next((phase.index for phase in self.phases if not phase.is_whole), len(self.phases) - 1)
 
+    @property
+    def failed(self) -> tuple[int, str]:
+        """How many of the phases that the new run does not enter had failures, and the line of the first one."""
+        ends = [data for phase in self.phases for _, data in phase.events]
+        return failures.phases_with(ends, before=self.first_phase)
+
     async def record_tasks(self, journal: Journal, uid: str) -> None:
         """Records the kept task runs as the new run's own, before it is accepted, some at a time: others write in between. Raises
         JournalError.
@@ -101,8 +112,10 @@ class KeptWork:
                 inherit = partial(_inherit_some, uid=uid, parent=self.parent, phase=phase, after=row)
                 row = await journal.write(inherit)
 
-    def record(self, transaction: Transaction, uid: str) -> None:
-        """Records all but the tasks as the new run's own; call it in the transaction that records the run."""
+    def record(self, journal: RunRecords, transaction: Transaction, uid: str) -> None:
+        """Records all but the tasks as the new run's own; call it in the transaction that records the run. Failures are those of
+        whole phases: of others what has failed is done again.
+        """
         kept = [
             {
                 "phase": phase.index,
@@ -119,6 +132,17 @@ class KeptWork:
                 transaction.inherit_episodes(uid, phase.index, phase.episodes)
             for kind, data in phase.events if phase.index < self.first_phase else ():
                 transaction.event(uid, kind, {**data, "by": "resume"})
+            failed = _failures_of(journal, self.parent, phase)
+            while some := [*islice(failed, TOGETHER)]:
+                transaction.inherit_failures(uid, self.parent, some)
+
+
+def _failures_of(journal: RunRecords, parent: str, phase: KeptPhase) -> Iterator[dict[str, Any]]:
+    """Of a whole phase, as data of events."""
+    for failed in failures.each_of(journal, parent, phase=phase.index) if phase.is_whole else ():
+        if failed.kind in COUNTED:
+            about = {"kind": failed.kind, "at": failed.at, "phase": phase.index, "item": failed.item}
+            yield {**about, "by": "resume"}
 
 
 def _inherit_some(transaction: Transaction, *, uid: str, parent: str, phase: KeptPhase, after: int) -> int:

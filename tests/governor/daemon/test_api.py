@@ -180,6 +180,22 @@ async def test_a_resumed_run_has_what_the_old_one_finished_before_it_is_acknowle
     assert [*daemon.journal.tasks("p1", 0)] == [done("t"), done("u", outcome="timed_out")]
 
 
+async def test_a_resumed_run_counts_phases_with_failures_that_it_does_not_enter(daemon):
+    borne = {**TWO["phases"][0], "on_failure": "continue"}
+    await ended(
+        daemon,
+        done("t"),
+        done("u", outcome="failed"),
+        spec={**TWO, "phases": [borne, {**borne, "name": "q"}]},
+    )
+    part = {"phase": 0, "part": "tasks", "end": "enough", "failures": 1, "first_failure": "task u[0]: no"}
+    await daemon.journal.write(lambda tx: tx.event("p1", "part.ended", part))
+    await daemon.executor.resume("p1")
+    assignment = await take(daemon.queue, daemon.journal, damaged=daemon.damaged)
+    assert (assignment.first_phase, assignment.plan.failed) == (1, 1)
+    assert assignment.plan.failure == "phase p: 1 ended badly, first task u[0]: no"
+
+
 async def test_a_run_that_cannot_be_resumed_gets_a_reason_and_leaves_nothing(daemon):
     uid = await daemon.executor.submit(RUN, key="s")
     with pytest.raises(NotEnded, match="queued") as not_ended:

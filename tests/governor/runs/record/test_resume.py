@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import socket
 
+import msgspec
 import pytest
 
 from governor.daemon import recovery
@@ -15,9 +16,11 @@ from governor.errors import UsageError
 from governor.index_ranges import IndexRanges
 from governor.messages import EpisodeRecord, TaskRecord
 from governor.run_file.load import parse
+from governor.runs.record.failures import page
 from governor.runs.record.resume import KeptWork, find_kept_work, stage
 from governor.runs.record.staging import discard, finish_interrupted, publish, staging_of
 
+DIGEST = "0123456789abcdef"
 SIMULATE = {"environment": "e", "agents": ["a"], "episodes": 4}
 
 
@@ -81,15 +84,15 @@ def found(journal, run, old):
     return find_kept_work(journal, journal.run("old"), run, old)
 
 
-async def resumed(journal, run, old):
-    """The journal with a run `new` that has resumed the old one."""
-    kept = found(journal, run, old)
+async def resumed(journal, run, old, *, parent="old", uid="new"):
+    """The journal with a run `uid` that has resumed the `parent`."""
+    kept = find_kept_work(journal, journal.run(parent), run, old)
 
     def change(tx):
-        tx.submit(uid="new", key=None, name="r", spec=run.raw(), folder="/", parent="old")
-        kept.record(tx, "new")
+        tx.submit(uid=uid, key=None, name="r", spec=run.raw(), folder="/", parent=parent)
+        kept.record(journal, tx, uid)
 
-    await kept.record_tasks(journal, "new")
+    await kept.record_tasks(journal, uid)
     await journal.write(change)
     return journal
 
@@ -217,6 +220,61 @@ async def test_a_simulation_is_whole_or_keeps_the_episodes_that_ended_by_themsel
     assert figures == first.episodes
     assert ([*figures.ended], figures.steps, after) == (kept, 3 * len(kept), 0)
     assert [*journal.episodes("new", 0)] == [], "no record is copied"
+
+
+BORNE = [
+    *UNTIL,
+    episode(3, "failed", reason="agent.act: KeyError: 3", traceback=DIGEST),
+    task("thrice", 1, "timed_out", error="too long"),
+]
+
+
+async def test_failures_of_whole_phases_stay_on_record_also_when_a_resumed_run_is_resumed(journal, old):
+    run = run_of("st", "st", on_failure="continue")
+    await record(journal, run, {0: (BORNE, "until", "enough"), 1: (BORNE, "", "failed")})
+
+    def attempt(tx):
+        data = {"phase": 0, "index": 1, "attempt": 1, "outcome": "crashed", "reason": "gone"}
+        tx.event("old", "episode.attempt_ended", data)
+        tx.traceback("old", DIGEST, "Traceback\nKeyError", first=True)
+
+    await journal.write(attempt)
+    before = page(journal, "old", phase="p0", after=0, limit=9)
+    assert [failure.what for failure in before.failures] == [
+        "episode 3",
+        "task thrice[1]",
+        "attempt 1 at episode 1",
+    ]
+    await resumed(journal, run, old)
+    await resumed(journal, run, old, parent="new", uid="newest")
+    for uid in ("new", "newest"):
+        journal.require_sound(uid, phases=2)
+        assert [event.seq for event in journal.events(uid)] == [*range(1, journal.last_event(uid) + 1)]
+        found = page(journal, uid, phase=None, after=0, limit=9)
+        numbered = zip(found.failures, before.failures, strict=True)
+        assert all(one == msgspec.structs.replace(other, event=one.event) for one, other in numbered)
+        assert found.tracebacks == before.tracebacks == {DIGEST: "Traceback\nKeyError"}
+        causes = journal.causes(uid, 0)
+        assert [cause.event for cause in causes] == [failure.event for failure in found.failures]
+        assert [cause[:2] for cause in causes] == [cause[:2] for cause in journal.causes("old", 0)]
+        assert journal.causes(uid, 1) == [], "they are done again"
+    await journal.write(lambda tx: tx.restarted("new"))
+    assert page(journal, "new", phase=None, after=0, limit=9).failures == ()
+
+
+async def test_a_resumed_run_knows_that_phases_that_it_does_not_enter_had_failures(journal, old):
+    run = run_of("s", "s", "s", on_failure="continue")
+    phases = dict.fromkeys((0, 2), ([*UNTIL, episode(3, "failed")], "until", "until"))
+    await record(journal, run, {**phases, 1: (UNTIL, "", "failed")})
+    ended = {
+        "phase": 0,
+        "part": "simulation",
+        "end": "until",
+        "failures": 1,
+        "first_failure": "episode 3: bad",
+    }
+    await journal.write(lambda tx: tx.events("old", "part.ended", [ended, {**ended, "phase": 2}]))
+    assert found(journal, run, old).failed == (1, "phase p0: 1 ended badly, first episode 3: bad")
 
 
 async def test_a_run_whose_phases_are_all_whole_ends_from_the_record(journal, old):
