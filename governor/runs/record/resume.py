@@ -135,6 +135,10 @@ class KeptWork:
             failed = _failures_of(journal, self.parent, phase)
             while some := [*islice(failed, TOGETHER)]:
                 transaction.inherit_failures(uid, self.parent, some)
+        played = {phase.index for phase in self.phases if phase.episodes.ended}
+        for event in journal.standing_events_of(self.parent, ("agent.restored",)):
+            if event.data["phase"] in played:
+                transaction.event(uid, event.kind, {**event.data, "by": "resume"})
 
 
 def _failures_of(journal: RunRecords, parent: str, phase: KeptPhase) -> Iterator[dict[str, Any]]:

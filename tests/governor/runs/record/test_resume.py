@@ -16,7 +16,9 @@ from governor.errors import UsageError
 from governor.index_ranges import IndexRanges
 from governor.messages import EpisodeRecord, TaskRecord
 from governor.run_file.load import parse
+from governor.runs.assignment import Assignment, Waiting
 from governor.runs.record.failures import page
+from governor.runs.record.result import build_result
 from governor.runs.record.resume import KeptWork, find_kept_work, stage
 from governor.runs.record.staging import discard, finish_interrupted, publish, staging_of
 
@@ -260,6 +262,25 @@ async def test_failures_of_whole_phases_stay_on_record_also_when_a_resumed_run_i
         assert journal.causes(uid, 1) == [], "they are done again"
     await journal.write(lambda tx: tx.restarted("new"))
     assert page(journal, "new", phase=None, after=0, limit=9).failures == ()
+
+
+async def test_what_is_not_exact_of_kept_episodes_stays_so_also_when_a_resumed_run_is_resumed(journal, old):
+    run = run_of("s", "s", "s")
+    await record(journal, run, {0: (FOUR, "max_episodes", "max_episodes"), 1: (UNTIL, "", "failed")})
+
+    def restored(tx):
+        for phase, reason in ((0, "it has no state"), (1, ""), (2, "it has no episode")):
+            tx.event("old", "agent.restored", {"phase": phase, "agent": "a", "reason": reason})
+
+    await journal.write(restored)
+    await resumed(journal, run, old)
+    await resumed(journal, run, old, parent="new", uid="newest")
+    for uid in ("new", "newest"):
+        await journal.write(lambda tx, uid=uid: tx.event(uid, "phase.started", {"phase": "p1", "index": 1}))
+        assignment = Assignment.of(journal.run(uid), Waiting(uid=uid))
+        built = build_result(journal=journal, assignment=assignment, outcome="failed", reason="", folder=old)
+        exact = [(phase.exact, phase.not_exact) for phase in built.phases]
+        assert exact == [(False, "agent a: it has no state"), (True, "")]
 
 
 async def test_a_resumed_run_knows_that_phases_that_it_does_not_enter_had_failures(journal, old):
