@@ -20,10 +20,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from governor.episodes.records import episode_file, pictures
+from governor.episodes.records.episode_file import SUFFIX, folder_of, parquet_of, streams_of
 from governor.episodes.records.info_columns import aligned, names_in, with_info, without_info
-from governor.episodes.records.merge import ColumnsAdded, Merge, parquet_of
+from governor.episodes.records.merge import ColumnsAdded, Merge
 from governor.episodes.records.step_columns import is_text, rows_schema, table_schema
-from governor.episodes.records.stream import SUFFIX, folder_of, streams_of
 from governor.errors import UsageError
 from governor.files import put_in_place, temporary
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from governor.episodes.records import pictures
-from governor.episodes.records.merge import parquet_of
+from governor.episodes.records.episode_file import parquet_of
 from governor.episodes.records.step_columns import is_text, rows_schema, table_schema
 from governor.report.document import Column, EpisodeSteps, Session, Turn
 

@@ -6,6 +6,7 @@ Rules:
 2. Lines are in the order in which episodes are reported. Opened again after a crash, the file is cut behind the last line of
    a reported episode: what follows is torn, or was never reported, and its episodes are played again.
 3. A file that another run has too, as a hard link, is not changed: the run gets one of its own.
+4. The steps are beside it, in streams (`stream`) and, when the phase has ended, in one Parquet file (`trajectories`).
 """
 
 from __future__ import annotations
@@ -30,12 +31,51 @@ if TYPE_CHECKING:
 _encode = msgspec.json.Encoder().encode
 _FIRST: Final = re.compile(rb'\{"index": ?(\d+),')
 """The index is the first key of a line."""
+SUFFIX: Final = ".arrow"
+_PARQUET: Final = b"PAR1"
+"""How a Parquet file begins and ends; before the end is the length of its footer, in four bytes."""
 
 log = logs.get_logger()
 
 
+def folder_of(run_folder: Path) -> Path:
+    return run_folder / "episodes"
+
+
 def path_of(run_folder: Path, phase: str) -> Path:
-    return run_folder / "episodes" / f"{files.name_of(phase)}.jsonl"
+    return folder_of(run_folder) / f"{files.name_of(phase)}.jsonl"
+
+
+def parquet_of(run_folder: Path, phase: str) -> Path:
+    return folder_of(run_folder) / f"{files.name_of(phase)}.parquet"
+
+
+def streams_of(run_folder: Path, phase: str) -> list[tuple[int, int, Path]]:
+    """Incarnation, worker and path of each stream of a phase, oldest first."""
+    found = []
+    folder, stem = folder_of(run_folder), files.name_of(phase)
+    for path in folder.iterdir() if folder.is_dir() else ():
+        parts = path.name.removesuffix(SUFFIX).rsplit(".", 2)
+        if path.suffix == SUFFIX and parts[0] == stem and len(parts) == 3:
+            found.append((int(parts[2]), int(parts[1]), path))
+    return sorted(found)
+
+
+def fault_of(run_folder: Path, phase: str, *, steps: bool) -> str:
+    """What is gone or damaged of the files of a phase that has episodes on record, and `steps` of them; "" for nothing. It reads the ends
+    of files alone. Blocks; raises OSError.
+    """
+    lines, table = path_of(run_folder, phase), parquet_of(run_folder, phase)
+    if not lines.is_file():
+        return f"{lines} is gone"
+    if not table.is_file():
+        return f"{table} is gone" if steps and not streams_of(run_folder, phase) else ""
+    with table.open("rb") as file:
+        size, begin = table.stat().st_size, file.read(len(_PARQUET))
+        file.seek(max(size - 8, 0))
+        end = file.read()
+    is_whole = begin == _PARQUET == end[4:] and int.from_bytes(end[:4], "little") + 12 <= size
+    return "" if is_whole else f"{table} is damaged: it is no whole Parquet file"
 
 
 def as_not_recorded(record: EpisodeRecord, reason: str) -> EpisodeRecord:

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from governor.episodes.records import pictures
+from governor.episodes.records.episode_file import folder_of, parquet_of, streams_of
 from governor.episodes.records.info_columns import (
     aligned,
     batch_of,
@@ -42,9 +43,8 @@ from governor.episodes.records.step_columns import (
     table_schema,
     varies,
 )
-from governor.episodes.records.stream import StreamReader, array, folder_of, streams_of
+from governor.episodes.records.stream import StreamReader, array
 from governor.errors import UsageError
-from governor.files import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -64,10 +64,6 @@ TEXT_ROWS: Final = 64
 """Rows of sessions that are read at a time: their size is not known before."""
 VARYING_ROWS: Final = 512
 """Likewise, of steps with texts or lists."""
-
-
-def parquet_of(run_folder: Path, phase: str) -> Path:
-    return folder_of(run_folder) / f"{name_of(phase)}.parquet"
 
 
 class ColumnsAdded(Exception):

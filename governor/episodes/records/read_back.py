@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from governor.episodes.records.stream import StreamReader, lasts_of, streams_of
+from governor.episodes.records.episode_file import streams_of
+from governor.episodes.records.stream import StreamReader, lasts_of
 from governor.episodes.spaces import Dict, Discrete, Text, Tuple, decoder, is_array, storage
 from governor.errors import ConductorError
 from governor.index_ranges import IndexRanges

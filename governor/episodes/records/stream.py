@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from governor import files
 from governor.episodes.records import pictures
+from governor.episodes.records.episode_file import SUFFIX, folder_of, streams_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-SUFFIX: Final = ".arrow"
 _ALONE: Final = pa.ipc.IpcReadOptions(use_threads=False)
 """This process may be forked: it has no pool of threads."""
 
@@ -56,21 +56,6 @@ _RUNS: Final = b"runs"
 _LASTS: Final = b"lasts"
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(list[RunValues]).decode
-
-
-def folder_of(run_folder: Path) -> Path:
-    return run_folder / "episodes"
-
-
-def streams_of(run_folder: Path, phase: str) -> list[tuple[int, int, Path]]:
-    """Incarnation, worker and path of each stream of a phase, oldest first."""
-    found = []
-    folder, stem = folder_of(run_folder), files.name_of(phase)
-    for path in folder.iterdir() if folder.is_dir() else ():
-        parts = path.name.removesuffix(SUFFIX).rsplit(".", 2)
-        if path.suffix == SUFFIX and parts[0] == stem and len(parts) == 3:
-            found.append((int(parts[2]), int(parts[1]), path))
-    return sorted(found)
 
 
 def next_incarnation(run_folder: Path, phase: str) -> int:

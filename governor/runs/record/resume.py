@@ -156,7 +156,7 @@ def _inherit_some(transaction: Transaction, *, uid: str, parent: str, phase: Kep
 def find_kept_work(journal: Journal, row: RunRow, run: Run, folder: Path) -> KeptWork:
     """The finished work of a run that has ended. `folder` has its files: a result whose file is gone is missing.
 
-    Raises UsageError when the whole folder is gone, or the copy of its code.
+    Raises UsageError when the whole folder is gone, the copy of its code, or a file of kept episodes.
     """
     assignment = Assignment(uid=row.uid, run=run, folder=row.folder)
     phase_events = result.phase_events(journal, row.uid)
@@ -170,7 +170,21 @@ def find_kept_work(journal: Journal, row: RunRow, run: Run, folder: Path) -> Kep
         raise UsageError(
             f"the copy of the code of run {row.uid} is gone from {folder}; submit its run file again"
         )
+    for phase in phases:
+        if phase.episodes.ended:
+            _require_files(row.uid, folder, phase)
     return KeptWork(parent=row.uid, folder=folder, phases=phases)
+
+
+def _require_files(uid: str, folder: Path, phase: KeptPhase) -> None:
+    """Of the phase's episodes. Steps are on record of those that ended by themselves."""
+    try:
+        fault = episode_file.fault_of(folder, phase.name, steps=phase.episodes.complete_steps > 0)
+    except OSError as error:
+        fault = f"a file of its episodes can't be read: {error}"
+    if fault:
+        what = "put a copy of the file back, or submit its run file again"
+        raise UsageError(f"run {uid} can't be resumed: {fault}; {what}")
 
 
 def _kept(

@@ -29,8 +29,8 @@ from governor.episodes.local.one_episode import OneEpisode
 from governor.episodes.local.stepping import LocalEpisodeWorker
 from governor.episodes.players.assignment import SeveralPlayers
 from governor.episodes.records import episode_file
+from governor.episodes.records.episode_file import streams_of
 from governor.episodes.records.recording import Columns, StepRecorder
-from governor.episodes.records.stream import streams_of
 from governor.episodes.rules.failures import FailureBounds
 from governor.episodes.rules.seeds import episode_seed
 from governor.errors import ConductorError

@@ -8,10 +8,12 @@ import json
 import socket
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from governor.daemon import recovery
-from governor.episodes.records.episode_file import EpisodeFile, path_of
+from governor.episodes.records.episode_file import EpisodeFile, folder_of, parquet_of, path_of
 from governor.errors import UsageError
 from governor.index_ranges import IndexRanges
 from governor.messages import EpisodeRecord, TaskRecord
@@ -82,13 +84,24 @@ async def record(journal, run, phases):
     await journal.write(change)
 
 
+def with_files(run, old):
+    """The folder, with the files of phases that have simulations."""
+    for phase in run.phases if old.is_dir() else ():
+        if phase.simulate is not None:
+            for path in (path_of(old, phase.name), folder_of(old) / f"{phase.name}.0.1.arrow"):
+                path.parent.mkdir(exist_ok=True)
+                path.touch()
+    return old
+
+
 def found(journal, run, old):
+    with_files(run, old)
     return find_kept_work(journal, journal.run("old"), run, old)
 
 
 async def resumed(journal, run, old, *, parent="old", uid="new"):
     """The journal with a run `uid` that has resumed the `parent`."""
-    kept = find_kept_work(journal, journal.run(parent), run, old)
+    kept = find_kept_work(journal, journal.run(parent), run, with_files(run, old))
 
     def change(tx):
         tx.submit(uid=uid, key=None, name="r", spec=run.raw(), folder="/", parent=parent)
@@ -177,6 +190,42 @@ async def test_without_any_files_there_is_nothing_to_take_over(journal, old):
     old.rmdir()
     with pytest.raises(UsageError, match="files of run old are gone"):
         found(journal, run, old)
+
+
+async def test_files_of_kept_episodes_that_are_gone_or_damaged_are_named(journal, old):
+    run = run_of("s", "s", "s", "t")
+    short = [msgspec.structs.replace(one, steps=0) for one in FOUR]
+    phases = {0: (FOUR, "max_episodes", "max_episodes"), 1: (UNTIL, "", "failed"), 2: (short, "", "")}
+    await record(journal, run, phases)
+    with_files(run, old)
+    (folder_of(old) / "p2.0.1.arrow").unlink()
+    (folder_of(old) / "p0.0.1.arrow").unlink()
+
+    def refused():
+        with pytest.raises(UsageError) as caught:
+            find_kept_work(journal, journal.run("old"), run, old)
+        return str(caught.value)
+
+    told = f"run old can't be resumed: {parquet_of(old, 'p0')} is"
+    hint = "put a copy of the file back, or submit its run file again"
+    assert refused() == f"{told} gone; {hint}"
+    pq.write_table(pa.table({"step": [*range(999)]}), parquet_of(old, "p0"))
+    assert [phase.is_whole for phase in find_kept_work(journal, journal.run("old"), run, old).phases[:2]] == [
+        True,
+        False,
+    ]
+    whole = parquet_of(old, "p0").read_bytes()
+    for damaged in (whole[:-1], whole[:500], b"", whole[100:], whole[:4] + whole[-8:]):
+        parquet_of(old, "p0").write_bytes(damaged)
+        assert refused() == f"{told} damaged: it is no whole Parquet file; {hint}"
+    parquet_of(old, "p0").write_bytes(whole)
+    for phase in ("p0", "p1", "p2"):
+        path_of(old, phase).rename(old / "beside")
+        assert f"{path_of(old, phase)} is gone" in refused()
+        (old / "beside").rename(path_of(old, phase))
+    parquet_of(old, "p0").unlink()
+    parquet_of(old, "p0").mkdir()
+    assert f"{parquet_of(old, 'p0')} is gone" in refused()
 
 
 async def test_a_run_that_never_began_has_everything_missing(journal, old):

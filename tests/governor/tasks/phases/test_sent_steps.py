@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from governor.episodes.records.stream import streams_of
+from governor.episodes.records.episode_file import streams_of
 from governor.tasks.phases.sent_steps import SentSteps
 from tests.support.full_disk import full_beyond
 from tests.support.recorded_steps import play, recorder, rows

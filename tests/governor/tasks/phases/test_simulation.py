@@ -14,8 +14,8 @@ import pytest
 from governor.conductors.simulation import SimulationController
 from governor.episodes import trajectories
 from governor.episodes.records import state_file
+from governor.episodes.records.episode_file import streams_of
 from governor.episodes.records.recording import ROWS
-from governor.episodes.records.stream import streams_of
 from governor.episodes.remote.worker import MAX_ATTEMPTS
 from governor.messages import Done, EpisodeAttemptEnded, EpisodeEnded, PartEndedReport, Until
 from governor.messages.link import RecordingLink

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from governor.episodes import trajectories
-from governor.episodes.records.stream import create, streams_of
+from governor.episodes.records.episode_file import streams_of
+from governor.episodes.records.stream import create
 from governor.messages import Made, StartSimulation, decode_simulation, encode
 from governor.messages.commands import Wrapper
 from governor.tasks.protocol.episodes import (
