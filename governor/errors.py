@@ -267,6 +267,18 @@ class RecordDamaged(GovernorError):
         )
 
 
+class StepsDamaged(GovernorError):
+    """The Parquet file of a phase's steps is damaged."""
+
+    code = "steps_damaged"
+
+    def __init__(self, path: str, what: str) -> None:
+        self.path = path
+        super().__init__(
+            f"{path} is damaged ({what}); put a copy of the file back, or submit its run file again"
+        )
+
+
 def refusal_of(error: GovernorError) -> Refused:
     """The message for this error; `from_refusal` makes an error of it again."""
     from governor.messages import Refused  # noqa: PLC0415  # an error alone needs no messages

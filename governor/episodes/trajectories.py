@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from governor.episodes.records import episode_file, pictures
 from governor.episodes.records.episode_file import SUFFIX, folder_of, parquet_of, streams_of
 from governor.episodes.records.info_columns import aligned, names_in, with_info, without_info
-from governor.episodes.records.merge import ColumnsAdded, Merge
+from governor.episodes.records.merge import ColumnsAdded, Merge, reading
 from governor.episodes.records.step_columns import is_text, rows_schema, table_schema
 from governor.errors import UsageError
 from governor.files import put_in_place, temporary
@@ -170,13 +170,14 @@ def tables(
     run_folder: Path, phase: str, *, ended: bool = False
 ) -> tuple[pa.Schema, Iterator[pa.Table]] | None:
     """The recorded steps of a phase, a row group at a time; None without any. `ended`: of the phase's episodes on record alone, as
-    in its file; not for sessions with a language model. Raises OSError.
+    in its file; not for sessions with a language model. Raises OSError, StepsDamaged.
     """
     path = parquet_of(run_folder, phase)
     if path.exists() and not streams_of(run_folder, phase):
-        file = pq.ParquetFile(path)
+        with reading(path):
+            file = pq.ParquetFile(path)
         schema = table_schema(rows_schema(pictures.given_schema(file.schema_arrow)))
-        return schema, _groups(file, schema)
+        return schema, _groups(path, file, schema)
     with ExitStack() as unless_found:
         merge = unless_found.enter_context(Merge(run_folder, phase))
         merge.scan()
@@ -189,10 +190,11 @@ def tables(
         return merge.schema, _closing(merge, episodes=episode_file.indices_of(lines))
 
 
-def _groups(file: pq.ParquetFile, schema: pa.Schema) -> Iterator[pa.Table]:
+def _groups(path: Path, file: pq.ParquetFile, schema: pa.Schema) -> Iterator[pa.Table]:
     with file:
         for group in range(file.num_row_groups):
-            table = file.read_row_group(group, columns=schema.names, use_threads=False)
+            with reading(path):
+                table = file.read_row_group(group, columns=schema.names, use_threads=False)
             yield pa.Table.from_arrays(pictures.given(table).columns, schema=schema)
 
 

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from governor.episodes.records import pictures
 from governor.episodes.records.episode_file import parquet_of
+from governor.episodes.records.merge import reading
 from governor.episodes.records.step_columns import is_text, rows_schema, table_schema
 from governor.report.document import Column, EpisodeSteps, Session, Turn
 
@@ -41,11 +42,11 @@ _KNOWN: Final = frozenset(
 def samples_of(
     run_folder: Path, phase: str, chosen: Sequence[Choice]
 ) -> tuple[list[EpisodeSteps], list[Session]]:
-    """Blocks. Raises OSError."""
+    """Blocks. Raises OSError, StepsDamaged."""
     path = parquet_of(run_folder, phase)
     if not chosen or not path.exists():
         return [], []
-    with pq.ParquetFile(path) as file:
+    with reading(path), pq.ParquetFile(path) as file:
         text = is_text(table_schema(rows_schema(file.schema_arrow)))
         if "episode" not in file.schema_arrow.names:
             return [], []

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -44,7 +44,8 @@ from governor.episodes.records.step_columns import (
     varies,
 )
 from governor.episodes.records.stream import StreamReader, array
-from governor.errors import UsageError
+from governor.errors import StepsDamaged, UsageError
+from governor.failures import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -64,6 +65,17 @@ TEXT_ROWS: Final = 64
 """Rows of sessions that are read at a time: their size is not known before."""
 VARYING_ROWS: Final = 512
 """Likewise, of steps with texts or lists."""
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Of a Parquet file of steps. Raises StepsDamaged for what Arrow can't read."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        if getattr(error, "errno", None) is not None:  # of the system
+            raise
+        raise StepsDamaged(str(path), one_line(error)) from error
 
 
 class ColumnsAdded(Exception):
@@ -98,7 +110,7 @@ class Merge(ExitStack):
         self._group_rows = self._group_bytes = 0
 
     def scan(self) -> None:
-        """Finds what there is by now. Raises OSError, UsageError."""
+        """Finds what there is by now. Raises OSError, StepsDamaged, UsageError."""
         path = parquet_of(self._run_folder, self._phase)
         streams = streams_of(self._run_folder, self._phase)  # first: they are removed when the file is there
         if not self._sources and path.exists():
@@ -246,15 +258,17 @@ class Merge(ExitStack):
 
     def _add_parquet(self, path: Path) -> None:
         """Adds it as the oldest source: a stream that still exists is as new or newer."""
-        file = pq.ParquetFile(path)
+        with reading(path):
+            file = pq.ParquetFile(path)
         self.callback(file.close)
         schema = rows_schema(pictures.given_schema(file.schema_arrow))
-        source = self._add(schema, partial(_row_group, file, schema))
+        source = self._add(schema, partial(_row_group, path, file, schema))
         marks = ["started", "session"] if self._is_text else [*MARKS]
         columns = [*marks, *(name for name in LAST if name in file.schema_arrow.names)]
         for group in range(file.num_row_groups):
             self._check()
-            table = file.read_row_group(group, columns=columns, use_threads=False)
+            with reading(path):
+                table = file.read_row_group(group, columns=columns, use_threads=False)
             pieces = _pieces_of_group(table, self._ends)
             pieces["source"], pieces["offset"] = source, group
             self._found(pieces)
@@ -329,7 +343,8 @@ def _pieces_of_group(table: pa.Table, ends: dict[tuple[str, str], int]) -> NDArr
     return pieces
 
 
-def _row_group(file: pq.ParquetFile, schema: pa.Schema, group: int) -> pa.RecordBatch:
-    table = file.read_row_group(group, columns=schema.names, use_threads=False)
+def _row_group(path: Path, file: pq.ParquetFile, schema: pa.Schema, group: int) -> pa.RecordBatch:
+    with reading(path):
+        table = file.read_row_group(group, columns=schema.names, use_threads=False)
     table = pictures.given(table).combine_chunks()
     return pa.RecordBatch.from_arrays([column.chunk(0) for column in table.columns], schema=schema)

@@ -15,6 +15,7 @@ from governor.cli import ask, cli
 from governor.episodes import spaces, trajectories
 from governor.episodes.records import episode_file
 from governor.episodes.text.sessions import DataManager
+from governor.errors import ExitCode, GovernorError
 from governor.messages import EpisodeRecord
 from tests.governor.cli.recorded import RESULT
 from tests.support.full_disk import full_beyond
@@ -82,6 +83,32 @@ def test_episodes(run):
     assert [row["index"] for row in rows] == ["0", "1", "2"]
     assert rows[2]["reason"] == 'no, "floor"\n'
     assert "floor" in results("--of", "episodes").stdout
+
+
+def test_a_damaged_file_of_steps_is_named(run):
+    path = episode_file.parquet_of(run, "train")
+    whole = path.read_bytes()
+    rows, end = whole[4:400], whole[-40:]
+    for damaged in (
+        whole[:500],
+        b"",
+        whole[: -len(end)] + end[::-1],
+        whole[:4] + bytes(len(rows)) + whole[400:],
+    ):
+        path.write_bytes(damaged)
+        done = results("--of", "steps", "--json")
+        assert done.exit_code == ExitCode.INTERNAL
+        assert done.stderr.startswith(f"governor: error: {path} is damaged (")
+        assert done.stderr.endswith("); put a copy of the file back, or submit its run file again\n")
+        assert "bug" not in done.stderr
+    path.write_bytes(whole)
+    assert results("--of", "steps", "--json").exit_code == 0
+    path.write_bytes(whole[:500])
+    later = recorder(run)
+    play(later, 2, steps=1)
+    later.close()
+    with pytest.raises(GovernorError, match=f"^{path} is damaged "):
+        trajectories.finalize(run, "train")
 
 
 def test_returns_of_several_players(run, monkeypatch):
