@@ -98,6 +98,8 @@ def command(
         "log_level": log_level,
     }
     config = configuration.load(options=options)
+    if resume is not None:
+        _require_journal(config.state_dir, resume)
     # The forkserver imports its modules during the check; nothing of the run itself is started.
     process.warm_up(folder=folder)
     run = checked(file) if file is not None else None
@@ -333,6 +335,18 @@ def _state_dir_of(uid: str) -> Path:
     if not folders:
         raise NoSuchRun(uid, f"no run {uid!r} below {single}; --state-dir names another folder")
     return folders.pop()
+
+
+def _require_journal(state_dir: Path, uid: str) -> None:
+    """A daemon would make one, in any folder. Raises NoSuchRun."""
+    from governor.locations import JOURNAL  # noqa: PLC0415  # as in command
+
+    with contextlib.suppress(PermissionError):  # told where the folder is used
+        if not (state_dir / JOURNAL).exists():
+            raise NoSuchRun(
+                uid,
+                f"no run {uid!r} in {state_dir}, which has no {JOURNAL}; --state-dir names another folder",
+            )
 
 
 def _folder() -> Path:

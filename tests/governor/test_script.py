@@ -198,6 +198,12 @@ def test_a_run_that_fails_is_a_result_and_is_resumed(project, capsys):
         NoSuchRun, match=rf"^no run 'absent' in {project}/state; --state-dir names another folder$"
     ):
         governor.run(resume="absent", state_dir="state")
+    with pytest.raises(
+        NoSuchRun,
+        match=rf"^no run '{result.uid}' in {project}/stat, which has no governor.db; --state-dir names another folder$",
+    ):
+        governor.run(resume=result.uid, state_dir="stat")
+    assert not (project / "stat").exists()
     resumed = governor.run(resume=result.uid, state_dir="state", progress=False)
     assert (resumed.outcome, resumed.parent) == ("finished", result.uid)
     assert capsys.readouterr().out == ""
