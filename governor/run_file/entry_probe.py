@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 from governor.episodes import gymnasium_ids
 from governor.errors import ConductorError
-from governor.failures import one_line
+from governor.failures import reason_of
 from governor.processes import supervisor, user_folder
 from governor.run_file import signatures
 from governor.run_file.shadowing import Shadowing
@@ -75,12 +75,12 @@ def _load(kind: str, module_name: str, attribute: str, params: list[str]) -> str
                 return (
                     f"no module named {error.name!r} in the run file's folder or among the installed packages"
                 )
-            return f"module {module_name!r} does not import: {one_line(error)}"
+            return f"module {module_name!r} does not import: {reason_of(error)}"
         return _check_attribute(kind, module, attribute, params)
     except SystemExit as error:
-        return f"module {module_name!r} ends Python when it is imported: {one_line(error)}"
+        return f"module {module_name!r} ends Python when it is imported: {reason_of(error)}"
     except BaseException as error:  # noqa: BLE001  # whatever user code raises is the verdict
-        return f"module {module_name!r} does not import: {one_line(error)}"
+        return f"module {module_name!r} does not import: {reason_of(error)}"
 
 
 def _check_state(path: Path) -> str:
@@ -195,7 +195,7 @@ def _check_gymnasium(kind: str, identifier: str, params: list[str]) -> str | Fau
     try:
         made = gymnasium_ids.creator_of(identifier)
     except Exception as error:  # noqa: BLE001  # whatever the environment's module raises is the verdict
-        return f"gymnasium environment {identifier!r} does not load: {one_line(error)}"
+        return f"gymnasium environment {identifier!r} does not load: {reason_of(error)}"
     given = [each for each in params if each not in gymnasium_ids.MAKE]
     wrapped = kind != "environment" or bool(getattr(spec, "additional_wrappers", ()))
     name = f"gymnasium environment {identifier!r}"

@@ -27,6 +27,10 @@ CODE = {
     "class Mute:\n    def brain_flow_control(self, brain, message): ...\n"
     "def made(**params): ...\n",
     "raises": "raise RuntimeError('first line\\nsecond line')",
+    "imports_raises": "import raises",
+    "imports_broken": "\nimport broken",
+    "imports_needs": "\nimport needs",
+    "imports_exits": "import exits",
 }
 
 
@@ -76,9 +80,17 @@ def test_each_bad_entry_has_its_reason_and_all_are_found(folder):
     assert "nothing_that_exists" in said.pop("needs:f")
     assert "no module named 'absent'" in said.pop("absent:f")
     assert "SyntaxError" in said.pop("broken:f")
-    assert said.pop("raises:f").endswith("RuntimeError: first line second line")
+    assert said.pop("raises:f").endswith("RuntimeError: first line second line (raises.py:1)")
     assert "did you mean 'dump'?" in said.pop("json:dumpz")
     assert said == {}
+
+
+def test_an_import_that_fails_is_told_with_its_innermost_file_and_line(folder):
+    targets = [f"imports_{name}:f" for name in ("raises", "broken", "needs", "exits")]
+    ends = {target: said.rpartition(" ")[2] for target, said in verdicts(folder, *targets).items()}
+    assert ends == dict(
+        zip(targets, ("(raises.py:1)", "(broken.py:1)", "(needs.py:1)", "(exits.py:1)"), strict=True)
+    )
 
 
 def test_what_a_condition_takes_is_compared_with_its_params(folder):

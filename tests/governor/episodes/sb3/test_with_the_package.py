@@ -29,7 +29,7 @@ def test_without_it_check_says_what_to_install(tmp_path, monkeypatch):
     [(_, fault)] = entry_check.faults([entry], folder=tmp_path / "..")
     assert fault == (
         "module 'governor.episodes.sb3' does not import: ImportError: Stable-Baselines3 does not import: "
-        "pip install 'run-governor[sb3]' (it is not there)"
+        "pip install 'run-governor[sb3]' (it is not there) (stable_baselines3.py:1)"
     )
 
 
