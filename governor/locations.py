@@ -77,6 +77,11 @@ def run_folders(state_dir: Path, uid: str) -> list[Path]:
     return [run for run in found if run.name == uid] or found
 
 
+def single_run_folders(state_dir: Path, uid: str) -> list[Path]:
+    """The same of `governor run` alone."""
+    return [run for run in run_folders(state_dir, uid) if state_dir / "single" in run.parents]
+
+
 def runtime_dirs(environ: Mapping[str, str] = os.environ) -> list[Path]:
     """The folders in which a client looks for a daemon's socket, in this order."""
     named = _named(environ, "RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR")

@@ -116,7 +116,9 @@ class Verbs(click.Group):
         try:
             return super().invoke(ctx)
         except GovernorError as error:
-            print_error(str(error))
+            from governor.cli import ask  # noqa: PLC0415  # this module is imported by every verb
+
+            print_error(ask.message_of(error, ctx.params.get("broker")))
             ctx.exit(error.exit_code)
         except BrokenPipeError:
             drop_output()

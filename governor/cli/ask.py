@@ -12,7 +12,7 @@ import click
 from governor.cli.rendering.lines import say
 from governor.cli.rendering.view import RunView
 from governor.errors import ExitCode, GovernorError, NoSuchRun
-from governor.locations import run_folders
+from governor.locations import default_state_dir, run_folders, single_run_folders
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -64,6 +64,20 @@ def kept_folder(state_dir: Path, uid: str, *, instead_of: GovernorError) -> Path
         names = ", ".join(sorted(run.name for run in found)[:5])
         raise NoSuchRun(uid, f"{uid!r} is the beginning of several runs: {names}")
     return found[0]
+
+
+def message_of(error: GovernorError, broker: str | None) -> str:
+    """What a verb says of it. Of a run that its daemon does not have, but `governor run` has played it here: what shows it."""
+    if not isinstance(error, NoSuchRun) or str(error) != str(NoSuchRun(error.uid)) or is_elsewhere(broker):
+        return str(error)
+    found = single_run_folders(default_state_dir(), error.uid)
+    if len(found) != 1:
+        return str(error)
+    uid = found[0].name
+    return (
+        f"{uid} is a run of `governor run`, in {found[0]}: `governor report {uid}` shows it, `governor logs {uid}` its output, "
+        f"and `governor run --resume {uid}` goes on with it"
+    )
 
 
 async def follow(executor: Executor, uid: str, *, display: Display, after: int = 0) -> WatchEnd | None:

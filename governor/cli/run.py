@@ -324,15 +324,15 @@ def _new_state_dir(file: Path) -> Path:
 
 def _state_dir_of(uid: str) -> Path:
     """The state folder of an earlier `governor run`, by the id of its run, or a unique beginning of that."""
-    from governor.locations import default_state_dir, run_folders  # noqa: PLC0415  # as in command
+    from governor.locations import default_state_dir, single_run_folders  # noqa: PLC0415  # as in command
 
-    single = default_state_dir() / "single"
-    found = [run for run in run_folders(single.parent, uid) if single in run.parents]
+    found = single_run_folders(default_state_dir(), uid)
     folders = {run.parents[1] for run in found}
     if len(folders) > 1:
         names = sorted({run.name for run in found})
         raise NoSuchRun(uid, f"{uid!r} is the beginning of several runs: {', '.join(names[:5])}")
     if not folders:
+        single = default_state_dir() / "single"
         raise NoSuchRun(uid, f"no run {uid!r} below {single}; --state-dir names another folder")
     return folders.pop()
 

@@ -6,15 +6,16 @@ Rule: what user code wrote is cleaned line by line before it is printed.
 from __future__ import annotations
 
 import shlex
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from governor.cli.rendering.lines import clean, clean_lines, say
+from governor.locations import CLIENT_SOCKET
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.console import RenderableType
 
     from governor.executor import Executor
@@ -99,9 +100,16 @@ async def show_end(executor: Executor, result: RunResult, *, state_dir: Path | N
 
 
 def show_hint(uid: str, *, state_dir: Path | None = None, err: bool = True) -> None:
-    """How to see all failures of a run that has some."""
-    daemon = f"governor serve --state-dir {shlex.quote(str(state_dir))}, and then " if state_dir else ""
-    say(f"All failures, with their tracebacks: {daemon}governor results {uid} --failures", err=err)
+    """How to see all failures of a run that has some; of one without a daemon beside another daemon, too."""
+    if state_dir is None:
+        say(f"All failures, with their tracebacks: governor results {uid} --failures", err=err)
+        return
+    sockets = (
+        Path(tempfile.gettempdir()) / f"governor-{uid}"
+    )  # below the state folder their paths may be too long
+    serve = shlex.join(["governor", "serve", "--state-dir", str(state_dir), "--runtime-dir", str(sockets)])
+    ask = shlex.join(["governor", "--broker", str(sockets / CLIENT_SOCKET), "results", uid, "--failures"])
+    say(f"The report has each cause with its traceback. All failures: {serve}, and then {ask}", err=err)
 
 
 def _line(failure: Failure) -> str:

@@ -54,6 +54,25 @@ def test_errors_end_with_their_exit_code(verb, error, code, said):
     assert "Traceback" not in done.stderr
 
 
+def test_a_run_that_the_daemon_lacks_and_governor_run_has_is_told_with_what_shows_it(
+    verb, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path))
+    monkeypatch.delenv("GOVERNOR_BROKER", raising=False)
+    for uid in ("u123", "u4", "u5"):
+        (tmp_path / "single" / "maze-1" / "runs" / uid).mkdir(parents=True)
+    (tmp_path / "runs" / "v1").mkdir(parents=True)
+    verb.append(NoSuchRun("u1"))
+    done = invoke("status")
+    said = f"u123 is a run of `governor run`, in {tmp_path}/single/maze-1/runs/u123: `governor report u123` shows it, "
+    assert (done.exit_code, done.stderr.startswith(f"governor: error: {said}")) == (4, True)
+    assert "`governor run --resume u123` goes on with it" in done.stderr
+    assert "no run 'u1'" in invoke("--broker", "tcp://elsewhere:7000", "status").stderr
+    for other in (NoSuchRun("u"), NoSuchRun("v1"), NoSuchRun("w"), NoSuchRun("u1", "u1 was pruned")):
+        verb[0] = other
+        assert invoke("status").stderr == f"governor: error: {other}\n"
+
+
 def test_debug_shows_where(verb):
     verb.append(ValueError("x"))
     assert "Traceback" in invoke("--debug", "status").stderr

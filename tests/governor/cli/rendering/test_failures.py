@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from governor.cli import ask, cli
+from governor.cli.rendering import failures as listing
 from governor.cli.rendering.lines import clean_lines
 from governor.messages import Failure, FailureList
 
@@ -84,3 +87,13 @@ def test_options_that_do_not_fit(asked, arguments):
 
 def test_limit_and_after_are_for_failures(asked):
     assert CliRunner().invoke(cli, ["results", "u1", "--limit", "3"]).exit_code == 2
+
+
+def test_the_hint_of_a_run_without_a_daemon_works_beside_another_one(capsys):
+    listing.show_hint("u1", state_dir=Path("/a folder/of u1"))
+    said = capsys.readouterr().err
+    sockets = f"{tempfile.gettempdir()}/governor-u1"
+    assert f"governor serve --state-dir '/a folder/of u1' --runtime-dir {sockets}, and then " in said
+    assert said.endswith(f"governor --broker {sockets}/broker.sock results u1 --failures\n")
+    listing.show_hint("u1")
+    assert capsys.readouterr().err.endswith("tracebacks: governor results u1 --failures\n")
