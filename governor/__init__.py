@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from governor.daemon.standalone import RunGovernor
     from governor.executor import Executor
     from governor.group_results import GroupResult
+    from governor.messages import ReadOutput
     from governor.result import Result
     from governor.run_file.load import Run
     from governor.script import run, submit, submit_group, wait, wait_group
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Executor",
     "GroupResult",
+    "ReadOutput",
     "Result",
     "Run",
     "RunGovernor",
@@ -34,6 +36,7 @@ __all__ = [
 _HOME = {
     "Executor": "governor.executor",
     "GroupResult": "governor.group_results",
+    "ReadOutput": "governor.messages",
     "Result": "governor.result",
     "Run": "governor.run_file.load",
     "RunGovernor": "governor.daemon.standalone",
