@@ -64,7 +64,8 @@ def run(
     """Runs a run file to its end, without a daemon, and returns its result: ``governor.run("run.yaml")``.
 
     The same as the verb `governor run`, for scripts and notebooks; it blocks until the run has ended. A run that fails does not
-    raise: its result has the outcome ``failed`` and the reason (`Result.raise_for_outcome` raises). Ctrl-C aborts the run in
+    raise: its result has the outcome ``failed`` and the reason (`Result.raise_for_outcome` raises). Its report is
+    ``report.html`` in the result's `run_folder`. Ctrl-C aborts the run in
     order and then raises KeyboardInterrupt; pressed again, it ends the run at once. That holds for calls in the main thread:
     Ctrl-C does not reach one in another thread. If the calling process dies (or the thread that called), the run is aborted, and
     none of its processes is left.

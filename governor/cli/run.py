@@ -109,6 +109,7 @@ def command(
         )
     shown = _tolerant_display(display.choose(as_json=as_json, quiet=quiet, framed=framed))
     show_result = functools.partial(display.show_result, as_json=as_json, framed=framed)
+    show_report = None if framed else functools.partial(lines.say, err=as_json)
     show_output = None if quiet else functools.partial(_show_output, is_raw=framed)
 
     async def begin(executor: Executor) -> str:
@@ -122,6 +123,7 @@ def command(
         notifier=notifier,
         shown=shown,
         show_result=show_result,
+        show_report=show_report,
         show_output=show_output,
         as_data=as_json or framed,
     )
@@ -146,6 +148,7 @@ async def _run(
     notifier: SystemdNotifier,
     shown: display.Display,
     show_result: Callable[[RunResult], None],
+    show_report: Callable[[str], None] | None,
     show_output: Callable[[Sequence[OutputLine]], None] | None,
     as_data: bool,
 ) -> int:
@@ -169,7 +172,7 @@ async def _run(
                         show_result(result)
                         if not as_data:
                             await failures.show_end(executor, result, state_dir=config.state_dir)
-                            await _report(executor, result)
+                        await _report(executor, result, show_report)
                     if left := await daemon.hooks.settle(HOOK_SECONDS):
                         told = f"governor: {left} hooks are not delivered yet: `governor serve --state-dir {config.state_dir}` goes on with that"
                         lines.say(told, err=True)
@@ -179,7 +182,7 @@ async def _run(
     return ask.exit_code(end)
 
 
-async def _report(executor: Executor, result: RunResult) -> None:
+async def _report(executor: Executor, result: RunResult, show: Callable[[str], None] | None) -> None:
     """Writes the report of the run, and names it. A run has ended as it has, also without one."""
     from governor.cli import report  # noqa: PLC0415  # only where a run has ended
 
@@ -191,7 +194,8 @@ async def _report(executor: Executor, result: RunResult) -> None:
     except Exception as error:  # noqa: BLE001  # whatever is wrong with the page, the run has ended as it has
         why = str(error) if isinstance(error, GovernorError | OSError) else repr(error)
     else:
-        lines.say(f"Report: {file}")
+        if show is not None:
+            show(f"Report: {file}")
         return
     lines.say(f"governor: no report was written: {why}; `governor report {result.uid}` writes one", err=True)
 

@@ -116,6 +116,7 @@ async def test_a_run_in_a_cell_of_a_notebook_where_an_event_loop_is_running(proj
     assert result.raise_for_outcome() is result
     assert result.phases["play"].metrics["return_mean"] == 0.5
     assert result.run_folder.is_relative_to(project / "home")
+    assert (result.run_folder / "report.html").read_text().startswith("<!doctype html>")
     assert result.episodes()["value"].to_pylist() == [0.5] * 3
     assert result.steps("play")["action"].to_pylist() == [1] * 3
     assert result.tasks().num_rows == 0

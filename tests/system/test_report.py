@@ -142,6 +142,15 @@ async def test_a_run_without_a_daemon_writes_its_report_and_names_it_last(instan
     assert Page(page).data["runs"][0]["summary"]["outcome"] == "finished"
 
 
+async def test_with_data_the_report_is_named_on_standard_error_alone(instance):
+    (instance.folder / "run.yaml").write_text(json.dumps(RUN))
+    _, out, said = await instance.governor(
+        "run", "run.yaml", "--json", "--state-dir", instance.folder / "alone"
+    )
+    file = Path(json.loads(out.splitlines()[-1])["folder"]) / "report.html"
+    assert (said.strip().splitlines()[-1], file.exists()) == (f"Report: {file}", True)
+
+
 class View:
     """`governor view` of a daemon."""
 
