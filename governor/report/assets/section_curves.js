@@ -63,7 +63,7 @@ function _figure(charts, lines, state, laid) {
         { low: column(w.p25), high: column(w.p75), lowLabel: "25 %", highLabel: "75 %", strength: 22 },
       ];
       const several = w.count.some((count) => count > 1);
-      return { label: laid ? `${run.summary.name} ${run.summary.uid.slice(-6)}` : "mean", x: column(_x(each, axis)), y: column(w.mean), bands: several ? (laid ? bands.slice(0, 1) : bands) : [], color: index };
+      return { label: laid ? `${run.summary.name} ${run.summary.uid}` : "mean", x: column(_x(each, axis)), y: column(w.mean), bands: several ? (laid ? bands.slice(0, 1) : bands) : [], color: index };
     });
   if (!made.length) {
     plot.append(emptyNote(`All of its ${formatNumber(curve.unusable)} values are NaN or infinite.`));

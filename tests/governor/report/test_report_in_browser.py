@@ -113,6 +113,21 @@ def test_hostile_texts_are_shown_as_texts(visit):
     assert "<img src=x onerror=alert(2)>" in found["title"]
 
 
+def test_curves_of_several_runs_are_named_by_whole_ids(visit):
+    runs = [
+        run_document(uid, curves=[curve(shift=shift)]) for shift, uid in enumerate(("4wq7n2ka", "9xk2m3pd"))
+    ]
+    found = visit(
+        document(*runs),
+        """
+        page.evaluate("document.getElementById('curves').scrollIntoView()")
+        page.wait_for_selector("#curves .u-legend")
+        found["legend"] = page.inner_text("#curves .u-legend")
+        """,
+    )
+    assert all(f"lake {uid}" in found["legend"] for uid in ("4wq7n2ka", "9xk2m3pd"))
+
+
 def test_ten_thousand_episodes_and_tasks_open_at_once_sort_and_filter(visit):
     made = document(many())
     assert len(page.render(made)) < 1_000_000
