@@ -296,7 +296,7 @@ def _tasks(phase: PhaseResult) -> TableColumns:
 def _yield(task: TaskRecord) -> str:
     """The reason of a failure, else the metrics of the task, else its value when it is short."""
     if task.outcome != "succeeded":
-        cause = f"because of {task.cause}" if task.cause else ""
+        cause = f"because of {task.cause}" if task.cause and f'"{task.cause}"' not in task.error else ""
         return " ".join(part for part in (task.error, cause) if part)
     if task.metrics:
         return _metrics(task.metrics)

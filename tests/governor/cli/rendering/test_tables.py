@@ -8,7 +8,8 @@ from governor.cli import ask
 from governor.cli.rendering import display, tables
 from governor.cli.rendering.lines import line, number, progress, time_left
 from governor.cli.rendering.view import RunView
-from governor.messages import ConductorStatus, FailureGroup, LimitUse, RunEvent, RunList, TimeLeft
+from governor.messages import ConductorStatus, FailureGroup, LimitUse, RunEvent, RunList, TaskRecord, TimeLeft
+from governor.tasks.scheduling.batch import upstream_failed
 from tests.governor.cli.recorded import EPISODE, EVENTS, REPORT, RESULT, RUNS, STATUS, Recorded
 
 
@@ -102,6 +103,17 @@ def test_result_table():
     ):
         assert said in text
     assert max(map(len, rows)) <= 140
+
+
+def test_a_cause_that_the_error_of_a_task_names_is_not_told_twice():
+    record = upstream_failed("show", TaskRecord(task="fit", run=0, outcome="failed", error="no"))
+    phase = msgspec.structs.replace(RESULT.phases[-1], tasks=(record,))
+    [row] = [
+        line
+        for line in printed(tables.result(msgspec.structs.replace(RESULT, phases=(phase,))), width=140)
+        if line.startswith("show")
+    ]
+    assert row.endswith('task "fit" did not succeed')
 
 
 def test_a_result_says_which_processes_died():
