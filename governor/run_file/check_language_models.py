@@ -102,7 +102,10 @@ def missing_keys(data: Any, environ: Mapping[str, str]) -> Iterator[tuple[Path, 
     """The environment variables of keys and headers that are not set, for a run given as plain data."""
     for path, variable in _variables(mapping(mapping(data).get("conductors"))):
         if isinstance(variable, str) and re.fullmatch(r"\w+", variable) and not environ.get(variable):
-            yield path, f"the environment variable {variable} is not set: export it where the run is started"
+            where = (
+                "here: export it, for `governor submit` where the daemon is started, or name it in `secrets`"
+            )
+            yield path, f"the environment variable {variable} is not set {where}"
 
 
 def _variables(conductors: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:

@@ -217,7 +217,10 @@ def headers_of(server: HTTPEnvironmentParams) -> dict[str, str]:
 
 def _value_of(variable: str, what: str) -> str:
     if not (value := os.environ.get(variable)):
-        raise ConductorError(f"the environment variable {variable} is not set, which is to hold {what}")
+        raise ConductorError(
+            f"the environment variable {variable}, which is to hold {what}, is not set where the run is at work: export it where "
+            "the daemon (or `governor run`) is started, and start that again, or name it in `secrets` of the run file"
+        )
     hide(variable, value)
     return value
 

@@ -195,7 +195,7 @@ def test_classes_show_whether_they_speak_text(tmp_path, entry, agent, says):
 def test_a_key_that_is_not_there_is_a_fault_here(tmp_path, monkeypatch):
     params = '{base_url: "http://127.0.0.1:9/v1", api_key_env: A_KEY_OF_MINE}'
     monkeypatch.delenv("A_KEY_OF_MINE", raising=False)
-    assert "the environment variable A_KEY_OF_MINE is not set" in check_of(
+    assert "the environment variable A_KEY_OF_MINE is not set here: export it" in check_of(
         tmp_path, entry="worlds:Text", params=params
     )
     monkeypatch.setenv("A_KEY_OF_MINE", "x")

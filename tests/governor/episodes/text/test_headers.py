@@ -142,7 +142,8 @@ async def test_a_variable_that_is_not_there_ends_the_part_with_its_name(harness,
         made = phase(model, server, {"headers_env": {"Authorization": "GAME_AUTH"}})
         records, end = await harness.play(episodes=2, seconds=SECONDS, **made)
     assert (records, end.end) == ([], "stopped")
-    assert "GAME_AUTH is not set, which is to hold the header Authorization" in end.first_failure
+    told = "GAME_AUTH, which is to hold the header Authorization, is not set where the run is at work: export it where the daemon"
+    assert told in end.first_failure
 
 
 def phase(model, server, params, **of_model):
@@ -176,7 +177,7 @@ phases:
         ),
         (
             "{headers_env: {A: NOT_SET_HERE}}",
-            "params.headers_env.A: the environment variable NOT_SET_HERE is not set",
+            "params.headers_env.A: the environment variable NOT_SET_HERE is not set here: export it",
         ),
     ],
 )
