@@ -65,7 +65,7 @@ OUTPUT_SECONDS = 5.0
 )
 @click.option("--ray-cpus", type=int, help="CPUs that the run's Ray head offers.")
 @click.option("--log-level", default="warning", show_default=True, help="debug, info, warning or error.")
-@click.option("--quiet", "-q", is_flag=True, help="Show the result only.")
+@click.option("--quiet", "-q", is_flag=True, help="Show the result only, and log lines from --log-level up.")
 @ask.json_option
 @click.option("--framed", is_flag=True, hidden=True)  # for `governor.run`
 @click.pass_context
