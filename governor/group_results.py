@@ -81,14 +81,21 @@ class GroupResult:
         return list(dict.fromkeys(name for line in self.lines for name in line.metrics))
 
     def best(self, metric: str, *, lowest: bool = False) -> Line | None:
-        """The line with the highest mean of a metric, or the `lowest`; None before a run has finished. Raises UsageError for a metric that no line has."""
+        """The line with the highest mean of a metric, or the `lowest`, the first of those that are equal; None before a run has finished.
+        Raises UsageError for a metric that no line has.
+        """
+        return next(iter(self.all_best(metric, lowest=lowest)), None)
+
+    def all_best(self, metric: str, *, lowest: bool = False) -> list[Line]:
+        """As `best`, with all lines whose means are equal."""
         having = [line for line in self.lines if metric in line.metrics]
         if not having and (known := self.metrics):
             raise UsageError(
                 f"no run of group {self.uid} has the metric {metric!r}; there is {', '.join(known)}"
             )
         choose = min if lowest else max
-        return choose(having, key=lambda line: line.metrics[metric].mean, default=None)
+        best = choose((line.metrics[metric].mean for line in having), default=None)
+        return [line for line in having if line.metrics[metric].mean == best]
 
     def table(self, metrics: Sequence[str] | None = None) -> pa.Table:
         """The lines as a `pyarrow.Table`: the params, ``runs``, ``finished``, and of each metric ``NAME``, ``NAME_low``, ``NAME_high``."""

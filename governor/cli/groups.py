@@ -188,10 +188,10 @@ def results(
 
 
 def _show_results(found: GroupResult, metrics: Sequence[str], *, lowest: bool, form: Format) -> None:
-    best = found.best(metrics[0], lowest=lowest) if metrics else None
+    best = found.all_best(metrics[0], lowest=lowest) if metrics else []
     if form == "json":
         document = msgspec.to_builtins(found)
-        document["best"] = None if best is None else msgspec.to_builtins(best)
+        document["best"] = msgspec.to_builtins(best[0]) if best else None
         click.echo(json.dumps(document))
         return
     from governor.cli.rendering import groups, tables  # noqa: PLC0415  # rich: not for --json

@@ -60,6 +60,9 @@ def test_runs_that_differ_in_their_seeds_are_one_line():
 def test_the_best_line_is_the_highest_or_the_lowest_mean():
     assert FOUND.best("return_mean").params == {"a.lr": 0.5}
     assert FOUND.best("return_mean", lowest=True).params == {}
+    equal = [({"a.lr": rate, "seed": 0}, "finished", value) for rate, value in ((1, 2.0), (2, 0.5), (3, 2.0))]
+    assert [line.params for line in group(*equal).all_best("return_mean")] == [{"a.lr": 1}, {"a.lr": 3}]
+    assert group(*equal).best("return_mean").params == {"a.lr": 1}
     with pytest.raises(UsageError, match="no run of group g-a has the metric 'loss'; there is return_mean"):
         FOUND.best("loss")
     assert group(({"seed": 0}, "queued", None)).best("loss") is None

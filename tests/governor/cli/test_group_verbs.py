@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -53,15 +54,16 @@ REPORT = GroupReport(
 
 
 class Daemon:
-    def __init__(self, outcome="failed"):
+    def __init__(self, outcome="failed", report=REPORT):
         self.outcome = outcome
+        self.report = report
         self.asked = []
 
     def __getattr__(self, name):
         async def asked(*given, **named):
             self.asked.append((name, given, named))
             if name == "results_group":
-                return GroupResult.of(REPORT)
+                return GroupResult.of(self.report)
             if name == "submit_group":
                 return SubmittedGroup(uid="g-a", runs=("r0", "r1", "r2", "r3"))
             if name == "submit":
@@ -120,6 +122,12 @@ def test_results_have_a_line_for_runs_that_differ_in_their_seeds(answer, tmp_pat
         ["0.5", "1", "finished,", "1", "failed", "5"],
     ]
     assert "best return_mean: lr 0.5 (5), runs r2 r3" in shown
+    tie = msgspec.structs.replace(REPORT, cells=(cell(0, value=5.0), cell(2, value=5.0)))
+    shown = answer("results", "g-a", "--metric", "return_mean", daemon=Daemon(report=tie)).stdout.splitlines()
+    assert [line for line in shown if line.startswith("best")] == [
+        "best return_mean: lr 0.1 (5), runs r0",
+        "best return_mean: lr 0.5 (5), runs r2",
+    ]
     lowest = answer("results", "g-a", "--metric", "return_mean", "--lowest", "--json")
     assert json.loads(lowest.stdout)["best"]["params"] == {"a.lr": 0.1}
     runs = answer("results", "g-a", "--of", "runs", "--format", "csv").stdout.splitlines()
