@@ -158,7 +158,7 @@ def page(journal: RunRecords, uid: str, *, phase: str | None, after: int, limit:
     for number, at, kind, index, item in each_of(journal, uid, phase=wanted, after=after):
         if len(found) == limit:
             return FailureList(uid=uid, failures=tuple(found), tracebacks=texts, more=True)
-        key, text = _traceback(journal, uid, item.get("traceback", ""), of=event.kind)
+        key, text = _traceback(journal, uid, item.get("traceback", ""), of=kind)
         if text is not None:
             texts[key] = text
         found.append(

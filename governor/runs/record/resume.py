@@ -47,6 +47,8 @@ CUT_SHORT: Final = frozenset({"failed", "aborted"})
 """Ends of a phase that ended with its run."""
 WRITTEN_WHOLE: Final = frozenset({"results", "episodes", "agents", "checkpoints"})
 """Folders of a run whose files are never changed in place."""
+MOST_FAILURES: Final = 10_000
+"""Of a whole phase that are taken over, in the transaction that accepts the run: the first ones."""
 _LINKED: Final = WRITTEN_WHOLE | {snapshot.FOLDER}
 OF_ONE_RUN: Final = frozenset(
     {"run.json", "result.json", "report.html", usage.FILE, environment.FILE, *result.FILES.values()}
@@ -132,7 +134,7 @@ class KeptWork:
                 transaction.inherit_episodes(uid, phase.index, phase.episodes)
             for kind, data in phase.events if phase.index < self.first_phase else ():
                 transaction.event(uid, kind, {**data, "by": "resume"})
-            failed = _failures_of(journal, self.parent, phase)
+            failed = islice(_failures_of(journal, self.parent, phase), MOST_FAILURES)
             while some := [*islice(failed, TOGETHER)]:
                 transaction.inherit_failures(uid, self.parent, some)
         played = {phase.index for phase in self.phases if phase.episodes.ended}
