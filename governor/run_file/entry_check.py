@@ -42,7 +42,7 @@ START_SECONDS: Final = 60.0
 a cold disk."""
 _ARGUMENTS: Final = {"entry": "params", "call": "args"}
 """The key with the arguments of an entry."""
-REPEATED_KINDS: Final = ("actor", "trained", "checkpointed", "learner of several")
+REPEATED_KINDS: Final = ("actor", "trained", "checkpointed", "learner of several", "player of all at once")
 """Kinds of checks of entries that are checked as agents, too."""
 
 
@@ -51,7 +51,8 @@ class UserEntry:
     """User code that a run names at `place`: the `entry` of a conductor, the `call` of a task, or the `state` of an agent (a file). `kind` is
     environment, wrapped environment, text environment, wrapper, agent, state, task, condition, or a further use of an agent: on Ray
     ``actor``, which does not learn, or ``trained``, which loads what it learned elsewhere; ``checkpointed`` where checkpoints of it
-    are taken; ``learner of several`` where the steps of several workers train it. `params` are the names of its arguments in the
+    are taken; ``learner of several`` where the steps of several workers train it; ``player of all at once`` in a vector whose
+    environments step together. `params` are the names of its arguments in the
     run file.
     """
 
@@ -91,6 +92,7 @@ def of_data(data: object) -> list[UserEntry]:
     found += _on_ray(data, agents)
     found += _checkpointed(data, agents)
     found += _learners_of_several(data, agents)
+    found += _players_of_all_at_once(data, agents)
     for index, phase in enumerate(items(mapping(data).get("phases"))):
         for number, rule in enumerate(items(mapping(phase).get("until"))):
             found += _entry(("phases", index, "until", number, "entry"), "condition", rule)
@@ -140,8 +142,7 @@ def _checkpointed(data: object, agents: Mapping[str, Any]) -> list[UserEntry]:
         if one.phase.get("checkpoint") is not None:
             for _, name in one.agents:
                 places.setdefault(name, ("phases", one.index, "checkpoint"))
-    asked = [(place, _entry(("entry",), "checkpointed", agents.get(name))) for name, place in places.items()]
-    return [replace(entry, place=place) for place, found in asked for entry in found]
+    return _used("checkpointed", places, agents)
 
 
 def _learners_of_several(data: object, agents: Mapping[str, Any]) -> list[UserEntry]:
@@ -154,9 +155,22 @@ def _learners_of_several(data: object, agents: Mapping[str, Any]) -> list[UserEn
             key = "workers" if is_count(workers) and workers > 1 else "environment"
             for _, name in one.agents:
                 places.setdefault(name, (*one.path, key))
-    asked = [
-        (place, _entry(("entry",), "learner of several", agents.get(name))) for name, place in places.items()
-    ]
+    return _used("learner of several", places, agents)
+
+
+def _players_of_all_at_once(data: object, agents: Mapping[str, Any]) -> list[UserEntry]:
+    """The agents in vectors of mode native and async, each at its first such phase."""
+    places: dict[str, Place] = {}
+    for one in simulations(data):
+        if vector_of(one.section)[1] in ("native", "async"):
+            for step, name in one.agents:
+                places.setdefault(name, (*one.path, "agents", step))
+    return _used("player of all at once", places, agents)
+
+
+def _used(kind: str, places: Mapping[str, Place], agents: Mapping[str, Any]) -> list[UserEntry]:
+    """A further use of these agents, by name."""
+    asked = [(place, _entry(("entry",), kind, agents.get(name))) for name, place in places.items()]
     return [replace(entry, place=place) for place, found in asked for entry in found]
 
 
@@ -164,7 +178,7 @@ def _entry(place: Place, kind: str, section: object) -> list[UserEntry]:
     target = mapping(section).get(str(place[-1]))
     if not isinstance(target, str) or not re.fullmatch(ENTRY, target):
         return []
-    if (kind in ("agent", "checkpointed", "learner of several") and is_language_model(target)) or (
+    if (kind in ("agent", *REPEATED_KINDS) and is_language_model(target)) or (
         "environment" in kind and is_over_http(target)
     ):
         return []

@@ -109,7 +109,11 @@ def _check_attribute(kind: str, module: ModuleType, attribute: str, params: list
         return f"'{module.__name__}:{attribute}' {calls.WITHOUT_RUN}"
     methods = ("run", "arun") if kind == "task" else ()
     if callable(found) or any(callable(getattr(found, method, None)) for method in methods):
-        use = {"checkpointed": _check_checkpoint, "learner of several": _check_streams}.get(kind)
+        use = {
+            "checkpointed": _check_checkpoint,
+            "learner of several": _check_streams,
+            "player of all at once": _check_infos,
+        }.get(kind)
         if use is not None:
             return use(found, attribute)
         name = f"'{module.__name__}:{attribute}'"
@@ -184,6 +188,17 @@ def _check_streams(agent: Any, name: str) -> str:
         f"agent {name!r} learns from one stream of steps (streams = 'one'), and here those of several environments alternate: say "
         "workers: 1, and no vector"
     )
+
+
+def _check_infos(agent: Any, name: str) -> str:
+    """The fault of an agent that takes what a vector of mode native and async does not give, or ""."""
+    asked = [
+        each for each in ("act", "act_many") if signatures.takes(getattr(agent, each, None), "action_mask")
+    ]
+    if not asked and not getattr(agent, "needs_info", False):
+        return ""
+    what = f"{asked[0]} takes action_mask" if asked else "it has needs_info"
+    return f"agent {name!r}: {what}, and in a 'vector' of mode native or async there is none: say mode: sync"
 
 
 def _check_gymnasium(kind: str, identifier: str, params: list[str]) -> str | Faults:

@@ -255,6 +255,11 @@ def _bound(
         yield "", f"{name} needs {', '.join(map(repr, missing))}"
 
 
+def takes(method: Any, name: str) -> bool:
+    """Whether it is a Python function that is called as it shows, with a parameter of this name."""
+    return _is_trusted(method) and name in inspect.signature(method, follow_wrapped=False).parameters
+
+
 def _required(parameters: list[Parameter], first: int) -> list[Parameter]:
     return [each for each in parameters[first:] if each.kind in _NAMED and each.default is Parameter.empty]
 

@@ -1,4 +1,4 @@
-"""An agent that learns from one stream of steps is refused where several environments train it."""
+"""An agent is refused where several environments give it what it does not take, or not what it needs."""
 
 import pytest
 
@@ -15,6 +15,10 @@ class Any:
     def learn(self, step): ...
 class One(Any):
     streams = "one"
+class Informed(Any):
+    needs_info = True
+class Masked(Any):
+    def act(self, observation, *, explore, action_mask=None): ...
 def make(**more): return One()
 """
 SAID = (
@@ -28,8 +32,13 @@ def faults(tmp_path):
     (tmp_path / "minds.py").write_text(MODULE)
 
     def faults(*phases, entry="minds:One"):
+        together = {"num_envs": 4, "mode": "async"}
         conductors = {
-            "environments": {"e": {"entry": "minds:World"}, "v": {"entry": "minds:World", "vector": 4}},
+            "environments": {
+                "e": {"entry": "minds:World"},
+                "v": {"entry": "minds:World", "vector": 4},
+                "t": {"entry": "minds:World", "vector": together},
+            },
             "agents": {"a": {"entry": entry}},
         }
         asked = entry_check.of_data({"conductors": conductors, "phases": [*phases]})
@@ -65,6 +74,19 @@ def test_it_may_act_in_many_and_learn_from_one(faults, given):
 @pytest.mark.parametrize("entry", ["minds:Any", "minds:make"])
 def test_others_may_learn_from_many(faults, entry):
     assert faults(phase(workers=2), entry=entry) == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "what"),
+    [("minds:Informed", "it has needs_info"), ("minds:Masked", "act takes action_mask")],
+)
+def test_infos_and_masks_are_refused_where_environments_step_together(faults, entry, what):
+    [(place, said)] = faults(phase("e"), phase("t", mode="eval", transport="in_process"), entry=entry)
+    assert place == ("phases", 1, "simulate", "agents", 0)
+    assert what in said
+    assert "say mode: sync" in said
+    assert faults(phase("e"), phase("v"), entry=entry) == []
+    assert faults(phase("t", transport="in_process"), entry="minds:Any") == []
 
 
 def test_what_does_not_import_is_reported_once(faults):
