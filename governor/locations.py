@@ -130,21 +130,22 @@ async def refuse_stale_socket(endpoint: str) -> None:
             return
 
 
-async def refuse_unknown_host(endpoint: str) -> None:
-    """Raises Unreachable for a machine whose name has no address; one of a name server that is away may have one soon."""
+async def refuse_unknown_host(endpoint: str, *, patience: float) -> None:
+    """Raises Unreachable for a machine whose name has no address; where no name server answers, after so many seconds."""
     scheme, _, address = endpoint.partition("://")
     if scheme != "tcp":
         return
     host = address.rpartition(":")[0].strip("[]")
     loop = asyncio.get_running_loop()
-    until = loop.time() + STALE_SECONDS
+    until = loop.time() + patience
     while True:
         try:
             await loop.getaddrinfo(host, None)
         except (socket.gaierror, UnicodeError) as error:  # the latter for a label that is empty, or too long
-            if getattr(error, "errno", None) != socket.EAI_AGAIN or loop.time() > until:
-                reason = getattr(error, "strerror", None) or error
-                text = f"{host!r} in {endpoint} is the name of no machine that is known here: {reason}"
+            is_away = getattr(error, "errno", None) == socket.EAI_AGAIN
+            if not is_away or loop.time() > until:
+                what = "can't be looked up" if is_away else "is the name of no machine that is known here"
+                text = f"{host!r} in {endpoint} {what}: {getattr(error, 'strerror', None) or error}"
                 raise Unreachable(endpoint, text=text) from error
             await asyncio.sleep(RETRY_SECONDS)
         else:

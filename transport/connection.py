@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import suppress
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 import zmq
@@ -32,6 +33,8 @@ _KEEPALIVE_INTERVAL: Final = 2
 _KEEPALIVE_PROBES: Final = 3
 _HANDSHAKE_LIMIT_MS: Final = 5_000
 _REST_LIMIT: Final = 10_000
+REFUSED_SECONDS: Final = 2 * _HANDSHAKE_LIMIT_MS / 1000
+"""So long a failed handshake says that somebody listens."""
 
 
 def keep_alive(socket: zmq.Socket[bytes]) -> None:
@@ -73,9 +76,9 @@ NO_HANDSHAKE: Final = "it ends each handshake: it has another key than we expect
 
 
 class Connection:
-    """A DEALER with callbacks for connect and loss. `refused`: why the last handshake has failed, or ""."""
+    """A DEALER with callbacks for connect and loss."""
 
-    EVENTS: Final = Monitor.CONNECTIONS | int(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_CLOSED)
+    EVENTS: Final = Monitor.CONNECTIONS | int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 
     def __init__(
         self,
@@ -90,7 +93,8 @@ class Connection:
         on_unknown: Callable[[], None] = lambda: None,
     ) -> None:
         self.connected = False
-        self.refused = ""
+        self._refused = ""
+        self._refused_at = 0.0
         self._on_unknown = on_unknown
         self._on_connected = on_connected
         self._on_lost = on_lost
@@ -109,6 +113,11 @@ class Connection:
         self._loop = SocketLoop()
         self._drained = self._loop.add(self._socket, on_message=on_message, on_writable=on_writable)
         self._socket.connect(endpoint)
+
+    @property
+    def refused(self) -> str:
+        """Why the last handshake has failed, or "". Another one follows soon, if anybody listens."""
+        return self._refused if monotonic() < self._refused_at + REFUSED_SECONDS else ""
 
     @property
     def writable(self) -> bool:
@@ -139,15 +148,13 @@ class Connection:
             return
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.connected = True
-            self.refused = ""
+            self._refused = ""
             self._on_connected()
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            self.refused = UNKNOWN_KEY
+            self._refused, self._refused_at = UNKNOWN_KEY, monotonic()
             self._on_unknown()
-        elif event == zmq.EVENT_CLOSED:  # nobody listens there by now
-            self.refused = ""
         elif not self.connected:
-            self.refused = self.refused or NO_HANDSHAKE
+            self._refused, self._refused_at = self.refused or NO_HANDSHAKE, monotonic()
         else:
             self.connected = False
             self._on_lost()

@@ -174,14 +174,15 @@ class Steering:
                     params=row.params,
                     phase=phase,
                     knows_tasks=active.limits.knows_tasks,
+                    resumes=row.parent is not None,
                 )
                 if change.keys and not asked.dry_run:
                     self._log(PlanChangeRequested.kind, row, asked.reason, by, changes=accepted.told)
                     await governor.change_plan(accepted, by, asked.reason)
                 return _run_changed(asked, row, state.name, accepted.values)
             waiting = await self._queued(row)
-            begun = row.started_at is not None or row.parent is not None
-            require_possible(change, first_phase=waiting.first_phase, begun=begun)
+            done = {"begun": row.started_at is not None, "resumes": row.parent is not None}
+            require_possible(change, first_phase=waiting.first_phase, **done)
             self._daemon.sharing.machine.require_possible(change.run.requires)
             values = change.told()
             if change.keys and not asked.dry_run:

@@ -87,8 +87,8 @@ class Learned:
         self.told = Told()
         self.exact = False
         """Whether rule 5 holds."""
-        self._partly: set[str] = set()
-        """Other phases of which it has learned a part: a resumed run went back to one before them."""
+        self._others: set[str] = set()
+        """Other phases of which it has learned."""
         self._verified = False
         self._unsaved = False
         self._save_at = 0.0
@@ -110,9 +110,11 @@ class Learned:
 
     def enter(self, told: Told, *, exact: bool) -> None:
         """What it learns from now on is of another phase, or of the same one after a restoration. Raises ConductorError."""
-        if not self.told.phase and (saved := self.saved()):
-            self._partly = {*saved.get("partly", ()), *(() if saved["over"] else (saved["phase"],))}
-        self._partly.discard(told.phase)
+        if self.told.phase:
+            self._others.add(self.told.phase)
+        elif saved := self.saved():
+            self._others = {*saved.get("others", ()), saved["phase"]}
+        self._others.discard(told.phase)
         self.told, self.exact, self._held = told, exact, None
 
     def begin_told(self, index: int) -> None:
@@ -229,7 +231,7 @@ class Learned:
             "ended": [*told.ended.bounds],
             "over": told.over,
             "current": told.current,
-            "partly": sorted(self._partly),
+            "others": sorted(self._others),
         }
 
     def _dumped(self, state: dict[str, Any]) -> bytes:

@@ -136,8 +136,7 @@ class Executor(Control, RunFiles, Groups):
 
         The iteration raises NoSuchRun, and Unreachable for a daemon that died and did not come back.
         """
-        asked = Watch(uid=uid, after=after, follow=follow, kinds=kinds)
-        return Watching(lambda after: self._messages(msgspec.structs.replace(asked, after=after)), after)
+        return Watching(self._messages(Watch(uid=uid, after=after, follow=follow, kinds=kinds)))
 
     async def _messages(self, asked: Watch) -> AsyncGenerator[RunEvent | WatchEnd, None]:
         """The events, then the end of the watch."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from transport.network.curve import ClientKeys
 
 RETRY_SECONDS: Final = 0.2
-CONNECT_SECONDS: Final = 2.0
+CONNECT_SECONDS: Final = 5.0
 """For a connection, whatever the patience is."""
 
 R = TypeVar("R", bound=ExecutorReply)
@@ -128,7 +128,7 @@ class Connection:
     async def __aenter__(self) -> Self:
         """Raises Unreachable at once where the socket is one that a dead daemon left behind, or the machine has no address."""
         await refuse_stale_socket(self.endpoint)
-        await refuse_unknown_host(self.endpoint)
+        await refuse_unknown_host(self.endpoint, patience=self.patience)
         await self._client.__aenter__()
         return self
 

@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import hashlib
 import os
@@ -98,7 +99,8 @@ class RunFiles(Connection):
             return Path(found.folder)
         daemon = hashlib.sha256(self.keys.server.encode()).hexdigest()[:DIGITS]
         folder = cache_dir() / daemon / found.uid
-        async with _alone(folder):
+        async with _copy_lock(folder):
+            found = await self._listed(found.uid)  # another call may have brought what is newer
             await asyncio.to_thread(_begin_copy, folder, {entry.path for entry in found.files})
             for entry in found.files:
                 if (steps or not _has_steps(entry.path)) and (most is None or entry.size <= most):
@@ -166,8 +168,8 @@ class RunFiles(Connection):
 
 
 @asynccontextmanager
-async def _alone(folder: Path) -> AsyncGenerator[None, None]:
-    """One call at a time brings the copy in a folder up to date, of all processes. Raises OSError."""
+async def _copy_lock(folder: Path) -> AsyncGenerator[None, None]:
+    """One call at a time brings the copy in a folder up to date, of all processes; on a file system without locks each one does. Raises OSError."""
     await asyncio.to_thread(folder.parent.mkdir, mode=0o700, parents=True, exist_ok=True)
     with folder.with_name(f"{folder.name}.lock").open("wb") as lock:
         while True:
@@ -175,6 +177,10 @@ async def _alone(folder: Path) -> AsyncGenerator[None, None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 await asyncio.sleep(RETRY_SECONDS)
+            except OSError as error:
+                if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+                    raise
+                break
             else:
                 break
         yield

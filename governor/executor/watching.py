@@ -9,7 +9,7 @@ from governor.errors import UsageError
 from governor.messages import RunEvent, WatchEnd
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator
 
 
 class Watching:
@@ -20,13 +20,10 @@ class Watching:
             and did not come back.
     """
 
-    def __init__(
-        self, messages: Callable[[int], AsyncGenerator[RunEvent | WatchEnd, None]], after: int
-    ) -> None:
-        """`messages` gives those behind the event with this number."""
-        self._open = messages
-        self._after = after
-        self._messages = messages(after)
+    def __init__(self, messages: AsyncGenerator[RunEvent | WatchEnd, None]) -> None:
+        self._messages = messages
+        self._next: asyncio.Task[RunEvent | WatchEnd] | None = None
+        """The wait for the next one, which goes on when its caller is cancelled: a generator would end with it."""
         self._is_waiting = False
         self.end: WatchEnd | None = None
 
@@ -39,19 +36,22 @@ class Watching:
                 "another task waits for the next event of this watch: each task needs one of its own"
             )
         self._is_waiting = True
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._messages.__anext__())
         try:
-            message = await anext(self._messages)
-        except asyncio.CancelledError:
-            self._messages = self._open(self._after)  # a generator ends with it
-            raise
+            await asyncio.wait({self._next})
         finally:
             self._is_waiting = False
+        waited, self._next = self._next, None
+        message = waited.result()
         if isinstance(message, WatchEnd):
             self.end = message
             raise StopAsyncIteration
-        self._after = message.seq
         return message
 
     async def aclose(self) -> None:
         """Call it when you leave the events early."""
+        if self._next is not None:
+            self._next.cancel()
+            await asyncio.wait({self._next})
         await self._messages.aclose()

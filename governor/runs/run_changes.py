@@ -125,11 +125,12 @@ def changed_run(run: Run, values: Mapping[str, Any]) -> RunChange:
     return RunChange(before=before, run=made, keys=differ)
 
 
-def require_possible(change: RunChange, *, first_phase: int, begun: bool) -> None:
-    """For a run in the queue, of which the phases before the first one have ended, and this one may have `begun`. Raises UsageError."""
+def require_possible(change: RunChange, *, first_phase: int, begun: bool, resumes: bool) -> None:
+    """For a run in the queue, of which the phases before the first one have ended, and this one may have `begun`; of one that `resumes`
+    another later ones, too. Raises UsageError.
+    """
     _require_settable(change, first_phase)
-    if begun:
-        _require_numbers(change, first_phase)
+    _require_numbers(change, first_phase, begun=begun, resumes=resumes)
 
 
 def accept(
@@ -139,13 +140,15 @@ def accept(
     params: Mapping[str, Any],
     phase: int | None,
     knows_tasks: bool = True,
+    resumes: bool = False,
 ) -> AcceptedChange:
-    """Of a run at work; `phase` is at work, None before the first one. `knows_tasks`: all of its attempts of tasks were counted. Raises
-    UsageError for what can't change now.
+    """Of a run at work; `phase` is at work, None before the first one. `knows_tasks`: all of its attempts of tasks were counted. `resumes`:
+    it has episodes of another run. Raises UsageError for what can't change now.
     """
     current = assignment.first_phase if phase is None else phase
     _require_settable(change, current)
-    _require_numbers(change, current)
+    begun = phase is not None or assignment.worked > 0
+    _require_numbers(change, current, begun=begun, resumes=resumes)
     since = {key: _since(path, change.run, phase) for key, path in change.keys.items()}
     if not knows_tasks and change.run.limits.tasks is not None:
         since |= {key: "" for key, path in change.keys.items() if path[:1] == ("limits",)}
@@ -214,17 +217,21 @@ def _require_settable(change: RunChange, first_phase: int) -> None:
                 raise UsageError(f"{key} can't be set: a copy is made when a run is submitted")
 
 
-def _require_numbers(change: RunChange, phase: int) -> None:
+def _require_numbers(change: RunChange, first: int, *, begun: bool, resumes: bool) -> None:
     """Episodes of evaluations that are on record keep their numbers, which follow those of training."""
-    if value_at(change.before, ("phases", phase, "evaluate")) is None:
-        return
-    after = change.run.raw()
-    places = [("phases", phase, *place) for place in OF_EVALUATIONS]
+    after, before = change.run.raw(), change.before["phases"]
+    phases = range(first, len(before) if resumes else first + begun)
+    places = [
+        ("phases", phase, *place)
+        for phase in phases
+        if before[phase].get("evaluate") is not None
+        for place in OF_EVALUATIONS
+    ]
     changed = [place for place in places if value_at(change.before, place) != value_at(after, place)]
     for key, path in change.keys.items():
         if any(path == place[: len(path)] for place in changed):
             raise UsageError(
-                f"{key} can't be set: phase {change.run.phases[phase].name} has begun, and by its episodes and its evaluate.every and "
+                f"{key} can't be set: evaluations may be on record, and by the episodes of a phase and its evaluate.every and "
                 "evaluate.episodes those of its evaluations are numbered"
             )
 

@@ -221,6 +221,10 @@ def _words(kind: str, data: dict[str, Any], view: RunView) -> str:  # noqa: C901
             return f"{view.phase_name(data.get('phase'))} {_task(data | {'metrics': last})}"
         case "task.started" | "task.attempt_ended" | "task.ended":
             return f"{view.phase_name(data.get('phase'))} {_task(data | data.get('record', {}))}"
+        case "failure.inherited":
+            of = "episode" if "index" in data.get("item", {}) else "record"
+            of_parent = {**data, **data["item"], of: data["item"]}
+            return f"of the run before: {_words(data['kind'], of_parent, view)}"
         case _ if kind.startswith("conductor."):
             return _conductor(data)
         case _:

@@ -198,7 +198,7 @@ class RunView:
     def _task(self, record: dict[str, Any]) -> None:
         self.tasks_ended += 1
         self.earlier[self.index] = (self.episodes_ended, self.tasks_ended)
-        is_bad = record.get("outcome") != "succeeded"
+        is_bad = record.get("outcome") not in ("succeeded", "upstream_failed")
         self.tasks_bad += is_bad
         self.failures += is_bad
         self.running.pop((record.get("task", "?"), record.get("run", 0)), None)

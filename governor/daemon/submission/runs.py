@@ -160,7 +160,7 @@ class Submissions:
             if recorded == uid:
                 if other is not None:
                     raise TryAgain(f"run {other} resumes run {row.uid} right now; `governor watch {other}`")
-                kept.record(self._journal, transaction, uid)
+                kept.record(transaction, uid)
                 if changed is not None:
                     transaction.event(uid, code.CHANGED, changed)
             return recorded

@@ -113,7 +113,8 @@ class LocalAgent:
         """
         self._so_far, self._restored, self._check = so_far, restored, check
         if self._learned is not None:
-            self._is_out_of_order = restored is not None and not so_far.is_known_to(self._learned.told)
+            goes_on = restored is not None and so_far.trains and self.learns
+            self._is_out_of_order = goes_on and not so_far.is_known_to(self._learned.told)
             enter(self._learned, self._calls, so_far)
 
     def _restore(self, learned: Learned) -> None:

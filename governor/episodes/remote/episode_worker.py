@@ -257,7 +257,7 @@ class EpisodeWorker(RemoteWorker):
         if not obstacle_of(
             self.simulation.command
         ):  # it has learned of the episode: it joins again, without that
-            self._left |= self._agents.keys()
+            self._to_rejoin |= self._agents.keys()
             for channel in list(self._agents.values()):
                 self._drop_agent(channel)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from concurrent.futures import CancelledError
-from contextlib import suppress
 from functools import partial
 from itertools import count
 from time import monotonic
@@ -89,7 +88,7 @@ class RemoteWorker(ABC):
         self._obstacle = obstacle_of(command)
         self._environment: RequestChannel | None = None
         self._agents: dict[str, RequestChannel] = {}
-        self._left: set[str] = set()
+        self._to_rejoin: set[str] = set()
         """Agents that join again before the next episode, so that they learn what is on record and nothing else."""
         self._is_closing = False
         self._masked: set[str] = set()
@@ -122,9 +121,11 @@ class RemoteWorker(ABC):
         if self.simulation.abandoned:
             return
         self._is_closing = True
-        for name in list(self._left):  # no episode comes next
-            with suppress(NoFreeEnvironment, Stopped, ConductorUnavailable):
+        for name in list(self._to_rejoin):  # no episode comes next
+            try:
                 self._agents[name] = self._join(name)
+            except (NoFreeEnvironment, Stopped, ConductorUnavailable) as error:
+                log.warning("agent.not_saved", reason=getattr(error, "reason", str(error)))
         for name in list(self._agents):
             self._save_agent(name)
         self._drop_environment()
@@ -242,7 +243,7 @@ class RemoteWorker(ABC):
         join = partial(self._join_request, name, *self._spaces_for(name, self._lease))
         service = control.agent_service(self.simulation.spec.uid, name)
         answer = self._request_until_available(service, join(), control.Joined)
-        self._left.discard(name)
+        self._to_rejoin.discard(name)
         if not obstacle_of(self.simulation.command):
             self.simulation.joins[name] = join
         for kind, is_one in (
@@ -322,7 +323,7 @@ class RemoteWorker(ABC):
         """Repeats the request while the conductor is unavailable. Raises NoFreeEnvironment, Stopped, ConductorUnavailable."""
         self._reports.send()  # it may be long; and another environment may have other spaces, so another recorder
         client = self.simulation.link.client
-        seconds = SAVE_SECONDS if self._is_closing else self.simulation.command.return_seconds
+        seconds = RELEASE_SECONDS if self._is_closing else self.simulation.command.return_seconds
         asked = control.ask_when_available(client, service, request, seconds=seconds)
         try:
             answer = self.simulation.ask(asked, stoppable=not self._is_closing).result()

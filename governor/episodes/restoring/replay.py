@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from governor.episodes.spaces import SpaceSpec
     from governor.episodes.transition import Episode
 
-OUT_OF_ORDER: Final = "it had learned of the phase before episodes of an earlier one were played again"
+OUT_OF_ORDER: Final = "it has learned of another phase since"
 
 log = logs.get_logger()
 
@@ -153,7 +153,7 @@ class Replay:
             return IndexRanges()
         if not saved:
             raise NotExact("its saved state does not say what it has learned")
-        if phase.name in saved.get("partly", ()):
+        if phase.name in saved.get("others", ()):
             raise NotExact(OUT_OF_ORDER)
         if saved["phase"] != phase.name:
             if not saved["over"]:

@@ -113,7 +113,7 @@ def summary(causes: Sequence[Cause]) -> str:
 
 
 def phases_with(ends: Sequence[Mapping[str, Any]], *, before: int) -> tuple[int, str]:
-    """How many of the phases before this one had failures, and the line of the first one. `ends`: data of the events of their ends."""
+    """How many of the phases before this one had failures, and the line of the first one. `ends`: data of the events of phases and of their parts' ends."""
     names = {each["index"]: each["phase"] for each in ends if "index" in each and "phase" in each}
     found: dict[int, tuple[int, str]] = {}
     for each in ends:

@@ -25,14 +25,13 @@ from governor.episodes.rules.failures import allowed
 from governor.errors import UsageError
 from governor.files import sync_to_disk
 from governor.journal.failures import COUNTED
-from governor.journal.inheritance import TOGETHER
 from governor.messages import BAD_TASKS
 from governor.runs.assignment import Assignment
 from governor.runs.record import environment, failures, result, snapshot, usage
 from governor.runs.record.staging import begin
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
 
     from governor.journal.journal import Journal
@@ -48,7 +47,7 @@ CUT_SHORT: Final = frozenset({"failed", "aborted"})
 WRITTEN_WHOLE: Final = frozenset({"results", "episodes", "agents", "checkpoints"})
 """Folders of a run whose files are never changed in place."""
 MOST_FAILURES: Final = 10_000
-"""Of a whole phase that are taken over, in the transaction that accepts the run: the first ones."""
+"""Of whole phases that are taken over, in the transaction that accepts the run: the first ones."""
 _LINKED: Final = WRITTEN_WHOLE | {snapshot.FOLDER}
 OF_ONE_RUN: Final = frozenset(
     {"run.json", "result.json", "report.html", usage.FILE, environment.FILE, *result.FILES.values()}
@@ -78,11 +77,15 @@ class KeptPhase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptWork:
-    """Of the run `parent`, whose files are in `folder`."""
+    """Of the run `parent`, whose files are in `folder`. `failures` are those of whole phases, as data of events: of others what has
+    failed is done again. `restored` is the data of events of agents that learned kept episodes again.
+    """
 
     parent: str
     folder: Path
     phases: tuple[KeptPhase, ...]
+    failures: Sequence[dict[str, Any]]
+    restored: Sequence[dict[str, Any]]
 
     @property
     def is_complete(self) -> bool:
@@ -114,10 +117,8 @@ class KeptWork:
                 inherit = partial(_inherit_some, uid=uid, parent=self.parent, phase=phase, after=row)
                 row = await journal.write(inherit)
 
-    def record(self, journal: RunRecords, transaction: Transaction, uid: str) -> None:
-        """Records all but the tasks as the new run's own; call it in the transaction that records the run. Failures are those of
-        whole phases: of others what has failed is done again.
-        """
+    def record(self, transaction: Transaction, uid: str) -> None:
+        """Records all but the tasks as the new run's own; call it in the transaction that records the run."""
         kept = [
             {
                 "phase": phase.index,
@@ -134,20 +135,17 @@ class KeptWork:
                 transaction.inherit_episodes(uid, phase.index, phase.episodes)
             for kind, data in phase.events if phase.index < self.first_phase else ():
                 transaction.event(uid, kind, {**data, "by": "resume"})
-            failed = islice(_failures_of(journal, self.parent, phase), MOST_FAILURES)
-            while some := [*islice(failed, TOGETHER)]:
-                transaction.inherit_failures(uid, self.parent, some)
-        played = {phase.index for phase in self.phases if phase.episodes.ended}
-        for event in journal.standing_events_of(self.parent, ("agent.restored",)):
-            if event.data["phase"] in played:
-                transaction.event(uid, event.kind, {**event.data, "by": "resume"})
+        if self.failures:
+            transaction.inherit_failures(uid, self.parent, self.failures)
+        for data in self.restored:
+            transaction.event(uid, "agent.restored", {**data, "by": "resume"})
 
 
-def _failures_of(journal: RunRecords, parent: str, phase: KeptPhase) -> Iterator[dict[str, Any]]:
-    """Of a whole phase, as data of events."""
-    for failed in failures.each_of(journal, parent, phase=phase.index) if phase.is_whole else ():
-        if failed.kind in COUNTED:
-            about = {"kind": failed.kind, "at": failed.at, "phase": phase.index, "item": failed.item}
+def _failures_of(journal: RunRecords, parent: str, phases: Collection[int]) -> Iterator[dict[str, Any]]:
+    """Of these phases, as data of events."""
+    for failed in failures.each_of(journal, parent, phase=None) if phases else ():
+        if failed.kind in COUNTED and failed.phase in phases:
+            about = {"kind": failed.kind, "at": failed.at, "phase": failed.phase, "item": failed.item}
             yield {**about, "by": "resume"}
 
 
@@ -175,7 +173,16 @@ def find_kept_work(journal: Journal, row: RunRow, run: Run, folder: Path) -> Kep
     for phase in phases:
         if phase.episodes.ended:
             _require_files(row.uid, folder, phase)
-    return KeptWork(parent=row.uid, folder=folder, phases=phases)
+    whole = {phase.index for phase in phases if phase.is_whole}
+    played = {phase.index for phase in phases if phase.episodes.ended}
+    restored = journal.standing_events_of(row.uid, ("agent.restored",))
+    return KeptWork(
+        parent=row.uid,
+        folder=folder,
+        phases=phases,
+        failures=[*islice(_failures_of(journal, row.uid, whole), MOST_FAILURES)],
+        restored=[event.data for event in restored if event.data["phase"] in played],
+    )
 
 
 def _require_files(uid: str, folder: Path, phase: KeptPhase) -> None:

@@ -150,8 +150,8 @@ class Recorded:
     def watch(self, uid, after=0):
         assert uid == "u1"
 
-        async def said(after):
+        async def said():
             for each in (*EVENTS[after:], self.end):
                 yield each
 
-        return Watching(said, after)
+        return Watching(said())

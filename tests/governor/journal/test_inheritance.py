@@ -42,7 +42,7 @@ async def kept(journal, tmp_path):
 async def accept(journal, kept):
     def change(tx):
         tx.submit(uid="new", key=None, name="r", spec=RUN.raw(), folder="/", parent="old")
-        kept.record(journal, tx, "new")
+        kept.record(tx, "new")
 
     await journal.write(change)
 

@@ -133,13 +133,13 @@ def test_a_phase_that_has_ended_stays():
     with pytest.raises(UsageError, match="phase train has ended"):
         accepted(1, train__simulate__episodes=50)
     change = changed_run(run_of(), {"train.simulate.episodes": 50})
-    require_possible(change, first_phase=0, begun=True)
+    require_possible(change, first_phase=0, begun=True, resumes=False)
     with pytest.raises(UsageError, match="phase train has ended"):
-        require_possible(change, first_phase=1, begun=True)
+        require_possible(change, first_phase=1, begun=True, resumes=False)
     whole = changed_run(run_of(), {"phases": run_of().raw()["phases"][:1]})
-    require_possible(whole, first_phase=0, begun=True)
+    require_possible(whole, first_phase=0, begun=True, resumes=False)
     with pytest.raises(UsageError, match="some of them have ended"):
-        require_possible(whole, first_phase=1, begun=True)
+        require_possible(whole, first_phase=1, begun=True, resumes=False)
 
 
 @pytest.mark.parametrize(
@@ -154,12 +154,12 @@ def test_a_phase_that_has_ended_stays():
 def test_evaluations_of_a_phase_that_has_begun_keep_their_numbers(values):
     run = changed_run(run_of(), {"train.evaluate": {"every": 10, "episodes": 2}}).run
     change = changed_run(run, values)
-    match = f"{next(iter(values))} can't be set: phase train has begun, and by its episodes"
+    match = f"{next(iter(values))} can't be set: evaluations may be on record"
     with pytest.raises(UsageError, match=match):
         accept(change, Assignment(uid="r1", run=run, folder="/"), params={}, phase=0)
     with pytest.raises(UsageError, match=match):
-        require_possible(change, first_phase=0, begun=True)
-    require_possible(change, first_phase=0, begun=False)
+        require_possible(change, first_phase=0, begun=True, resumes=False)
+    require_possible(change, first_phase=0, begun=False, resumes=False)
     others = changed_run(
         run, {"train.evaluate.at_least": 3, "train.simulate.max_steps": 9, "last.simulate.episodes": 3}
     )

@@ -105,7 +105,7 @@ async def resumed(journal, run, old, *, parent="old", uid="new"):
 
     def change(tx):
         tx.submit(uid=uid, key=None, name="r", spec=run.raw(), folder="/", parent=parent)
-        kept.record(journal, tx, uid)
+        kept.record(tx, uid)
 
     await kept.record_tasks(journal, uid)
     await journal.write(change)
@@ -423,7 +423,7 @@ async def test_of_a_whole_phase_behind_a_broken_one_the_records_are_kept_and_its
 
 
 def all_of(folder, *phases):
-    return KeptWork(parent="old", folder=folder, phases=phases)
+    return KeptWork(parent="old", folder=folder, phases=phases, failures=(), restored=())
 
 
 def test_files_come_along_and_what_tasks_may_write_into_is_their_own(tmp_path, old):
