@@ -138,11 +138,10 @@ class Executor(Control, RunFiles, Groups):
         """
         return Watching(self._messages(Watch(uid=uid, after=after, follow=follow, kinds=kinds)))
 
-    async def _messages(self, asked: Watch) -> AsyncGenerator[RunEvent | WatchEnd, None]:
-        """The events, then the end of the watch."""
-        async for message in self._follow(asked, behind=_behind):
-            if isinstance(message, RunEvent | WatchEnd):
-                yield message
+    async def _messages(self, asked: Watch) -> AsyncGenerator[list[RunEvent | WatchEnd], None]:
+        """The events, as many as come together, then the end of the watch."""
+        async for messages in self._follow(asked, behind=_behind):
+            yield [message for message in messages if isinstance(message, RunEvent | WatchEnd)]
 
     async def wait(self, uid: str) -> Result:
         """Waits until a run has ended, also over a restart of the daemon, and returns its result: a `governor.Result`, which reads

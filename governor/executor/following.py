@@ -23,21 +23,23 @@ IDLE_SECONDS: Final = 15.0
 class Following(Connection):
     async def _follow(
         self, asked: W, *, behind: Callable[[W, Followed], W] = lambda asked, _: asked
-    ) -> AsyncGenerator[Followed, None]:
-        """The messages, and the end as the last one. After a broken connection it is `asked` anew, for what is `behind` the last message."""
+    ) -> AsyncGenerator[list[Followed], None]:
+        """The messages, as many as come together, and the end as the last one. After a broken connection it is `asked` anew, for what is `behind` the last message."""
         loop = asyncio.get_running_loop()
         end: WatchEnd | None = None
         until = loop.time() + self.patience
         while True:
             try:
-                async for message in self._receive(asked, until - loop.time()):
-                    if isinstance(message, WatchEnd):
-                        end = message
+                async for messages in self._receive(asked, until - loop.time()):
+                    last = messages.pop() if messages and isinstance(messages[-1], WatchEnd) else None
+                    if last is None:
+                        until = loop.time() + self.patience
+                    if messages:
+                        end, asked = None, behind(asked, messages[-1])
+                        yield messages
+                    if isinstance(last, WatchEnd):
+                        end = last
                         break
-                    until = loop.time() + self.patience
-                    if message is not None:
-                        end, asked = None, behind(asked, message)
-                        yield message
             except TransportError as error:
                 failure = from_transport(error, endpoint=self.endpoint)
                 hopeless = isinstance(error, ClientClosed | RemoteError | TooLarge) or isinstance(
@@ -47,12 +49,12 @@ class Following(Connection):
                     raise failure from error
             interrupted = end is not None and end.outcome == "interrupted" and self._awaits_restart
             if end is not None and not (interrupted and loop.time() <= until):
-                yield end
+                yield [end]
                 return
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def _receive(self, asked: Watch | WatchGroup, send_within: float) -> AsyncIterator[Followed | None]:
-        """The messages as they come; None is a heartbeat."""
+    async def _receive(self, asked: Watch | WatchGroup, send_within: float) -> AsyncIterator[list[Followed]]:
+        """The messages as they come, none behind an end; without any it is a heartbeat."""
         parts = self._client.stream(
             self.service,
             encoded(asked),
@@ -60,8 +62,14 @@ class Following(Connection):
             send_within=max(send_within, CONNECT_SECONDS),
         )
         async for part in parts:
-            for reply in (self._decode(frame) if frame else None for frame in part.body):
+            found: list[Followed] = []
+            for reply in (self._decode(frame) for frame in part.body if frame):
                 if isinstance(reply, Refused):
+                    if found:
+                        yield found
                     raise from_refusal(reply, source=asked.uid)
-                if reply is None or isinstance(reply, Followed):
-                    yield reply
+                if isinstance(reply, Followed):
+                    found.append(reply)
+                if isinstance(reply, WatchEnd):
+                    break
+            yield found

@@ -93,9 +93,10 @@ class Groups(Following, Packages):
         """How a group gets on: the number of its cells by state, and those that have `ended` since the message before; then the end. A cell may
         come twice after a restart of the daemon. Raises NoSuchRun, Unreachable.
         """
-        async for message in self._follow(WatchGroup(uid=uid)):
-            if isinstance(message, GroupProgress | WatchEnd):
-                yield message
+        async for messages in self._follow(WatchGroup(uid=uid)):
+            for message in messages:
+                if isinstance(message, GroupProgress | WatchEnd):
+                    yield message
 
     async def abort_group(self, uid: str, reason: str = "", *, dry_run: bool = False) -> GroupChanged:
         """Ends all runs of a group in order; `changed` is their number. Raises NoSuchRun."""

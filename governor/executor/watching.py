@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING, Self
 
 from governor.errors import UsageError
@@ -20,10 +21,11 @@ class Watching:
             and did not come back.
     """
 
-    def __init__(self, messages: AsyncGenerator[RunEvent | WatchEnd, None]) -> None:
+    def __init__(self, messages: AsyncGenerator[list[RunEvent | WatchEnd], None]) -> None:
         self._messages = messages
-        self._next: asyncio.Task[RunEvent | WatchEnd] | None = None
-        """The wait for the next one, which goes on when its caller is cancelled: a generator would end with it."""
+        self._come = deque[RunEvent | WatchEnd]()
+        self._next: asyncio.Task[list[RunEvent | WatchEnd]] | None = None
+        """The wait for the next ones, which goes on when its caller is cancelled: a generator would end with it."""
         self._is_waiting = False
         self.end: WatchEnd | None = None
 
@@ -31,6 +33,15 @@ class Watching:
         return self
 
     async def __anext__(self) -> RunEvent:
+        while not self._come:
+            self._come.extend(await self._wait())
+        message = self._come.popleft()
+        if isinstance(message, WatchEnd):
+            self.end = message
+            raise StopAsyncIteration
+        return message
+
+    async def _wait(self) -> list[RunEvent | WatchEnd]:
         if self._is_waiting:
             raise UsageError(
                 "another task waits for the next event of this watch: each task needs one of its own"
@@ -43,15 +54,11 @@ class Watching:
         finally:
             self._is_waiting = False
         waited, self._next = self._next, None
-        message = waited.result()
-        if isinstance(message, WatchEnd):
-            self.end = message
-            raise StopAsyncIteration
-        return message
+        return waited.result()
 
     async def aclose(self) -> None:
         """Call it when you leave the events early."""
         if self._next is not None:
             self._next.cancel()
-            await asyncio.wait({self._next})
+            await asyncio.gather(self._next, return_exceptions=True)
         await self._messages.aclose()

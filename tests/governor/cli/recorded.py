@@ -151,7 +151,6 @@ class Recorded:
         assert uid == "u1"
 
         async def said():
-            for each in (*EVENTS[after:], self.end):
-                yield each
+            yield [*EVENTS[after:], self.end]
 
         return Watching(said())
