@@ -53,7 +53,7 @@ async def test_each_kind_of_task_failure_has_its_own_outcome_and_the_run_ends_by
         _, result = await tree.end(await tree.executor.submit(strict, folder=instance.folder))
         assert result.outcome == "failed"
         assert result.reason.startswith(
-            'phase p: 2 ended badly, beyond failures.at_most of 0, first task "boom" run 0 failed'
+            'phase p: 1 ended badly, beyond failures.at_most of 0, first task "boom" run 0 failed'
         )
 
 
