@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import errno
-import inspect
 import json
 import math
 import os
@@ -393,18 +392,3 @@ def test_ctrl_c_before_the_question_is_asked(monkeypatch):
     monkeypatch.setattr(script.asyncio, "run", late)
     with pytest.raises(KeyboardInterrupt):
         script._ask("tcp://127.0.0.1:9", lambda _: asyncio.Event().wait())
-
-
-def test_the_import_of_governor_loads_nothing_else():
-    code = "import sys, governor; print([n for n in sys.modules if n.split('.')[0] in ('asyncio', 'msgspec', 'click')])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-
-
-def test_what_the_methods_of_an_executor_take_has_a_public_name():
-    taken = inspect.signature(governor.Executor.logs).parameters["asked"].annotation
-    assert getattr(governor, taken)(uid="u1", task="fit").task == "fit"
-
-
-def test_the_public_names_are_listed():
-    assert dir(governor) == sorted(governor.__all__)

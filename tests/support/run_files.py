@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from governor.run_file import check
+from governor.run_file import check, entry_check
 
 if TYPE_CHECKING:
     from governor.units.sections import Path
@@ -33,3 +33,14 @@ limits: {wall_clock: 15min}
 def faults_in(data: object) -> list[tuple[Path, str]]:
     """All faults of a run given as plain data."""
     return check.examine(data)[1]
+
+
+def verdicts(folder, *targets, kind="task", seconds=20.0):
+    """The faults of these entries, by target."""
+    asked = [
+        entry_check.UserEntry(place=(number, target), kind=kind, target=target)
+        for number, target in enumerate(targets)
+    ]
+    return {
+        place[1]: said for place, said in entry_check.faults(asked, folder=folder, import_seconds=seconds)
+    }

@@ -1,12 +1,12 @@
 import os
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
 from governor.episodes.records import state_file
 from governor.run_file import entry_check
+from tests.support.run_files import verdicts
 
 SLEEP = f"98765.{os.getpid()}"
 """Nobody else's."""
@@ -39,16 +39,6 @@ def folder(tmp_path):
     for name, code in CODE.items():
         (tmp_path / f"{name}.py").write_text(code)
     return tmp_path
-
-
-def verdicts(folder, *targets, kind="task", seconds=20.0):
-    asked = [
-        entry_check.UserEntry(place=(number, target), kind=kind, target=target)
-        for number, target in enumerate(targets)
-    ]
-    return {
-        place[1]: said for place, said in entry_check.faults(asked, folder=folder, import_seconds=seconds)
-    }
 
 
 def test_good_entries_have_no_fault(folder):
@@ -245,73 +235,6 @@ def test_an_agent_on_ray_does_not_learn_there_and_brings_what_it_learned_elsewhe
 def test_an_agent_that_does_not_import_is_reported_once(folder):
     [(place, _)] = entry_check.faults(on_ray("raises:A", ("train", "ray")), folder=folder)
     assert place == ("conductors", "agents", "a", "entry")
-
-
-@pytest.fixture
-def shadowed(tmp_path):
-    """Modules of a user under names that conductors have for others."""
-    for name in (
-        "queue",
-        "states",
-        "transport",
-        "yaml",
-        "json/__init__",
-        "json/tools",
-        "fine",
-        "test",
-        "utils",
-    ):
-        path = tmp_path / f"{name}.py"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("def mine(): ...\n")
-    (tmp_path / "agents.py").write_text("import fine\nfrom states import mine\nmine()\n")
-    (tmp_path / "lazy.py").write_text("import queue\ndef act(): queue.mine()\n")
-    return tmp_path
-
-
-def test_a_module_that_a_conductor_has_another_of_is_named_with_both_files(shadowed):
-    targets = ["queue:mine", "states:mine", "transport:mine", "yaml:mine", "json.tools:mine"]
-    said = verdicts(shadowed, *targets, "fine:mine", "utils:mine", "os:getcwd")
-    assert set(said) == set(targets)
-    for target, verdict in said.items():
-        name = target.partition(":")[0].partition(".")[0]
-        file = shadowed / (name if name == "json" else f"{name}.py")
-        assert verdict.startswith(f"module {name!r} is /")
-        assert f"{name}/__init__.py in a conductor" in verdict or f"{name}.py in a conductor" in verdict
-        assert verdict.endswith(f"in a conductor, not {file}: give that file another name")
-
-
-def test_a_folder_that_is_no_package_shadows_nothing(tmp_path):
-    """Python prefers any module to it."""
-    (tmp_path / "statistics").mkdir()
-    (tmp_path / "statistics" / "plot.py").write_text("")
-    (tmp_path / "mine.py").write_text("import statistics\ndef act(): statistics.mean([1])\n")
-    assert verdicts(tmp_path, "mine:act") == {}
-
-
-def test_so_is_one_that_another_module_of_the_folder_imports(shadowed):
-    said = verdicts(shadowed, "agents:mine", "lazy:act")
-    assert said["agents:mine"].startswith("module 'agents' imports 'states', which is ")
-    assert said["lazy:act"].startswith("module 'lazy' imports 'queue', which is ")
-    assert said["lazy:act"].endswith(f"not {shadowed / 'queue.py'}: give that file another name")
-
-
-def test_modules_with_names_of_their_own_need_no_import_of_the_preload(tmp_path, monkeypatch):
-    from governor.run_file import shadowing
-
-    monkeypatch.setattr(shadowing, "_import_as_conductors_do", lambda: pytest.fail("nothing is in doubt"))
-    (tmp_path / "agents.py").write_text("")
-    assert shadowing.Shadowing(tmp_path).fault("agents") == ""
-
-
-def test_a_folder_that_is_on_the_path_shadows_nothing_of_its_own():
-    """The folder that holds this project, for one: its run file's folder has ``states`` and ``transport`` in it."""
-    from governor.run_file import shadowing
-
-    root = Path(shadowing.__file__).parents[2]
-    assert verdicts(
-        root, "states.table:RULES_", "transport.broker:Broker", "governor:Executor", kind="trained"
-    ) == {"states.table:RULES_": "module 'states.table' has no 'RULES_'"}
 
 
 def test_the_current_folder_is_not_on_the_path(folder, tmp_path, monkeypatch):
