@@ -64,7 +64,7 @@ R = TypeVar("R", bound=ExecutorReply)
 
 
 class Executor(Control, RunFiles, Groups):
-    """The client of a daemon: an async context manager, ``async with Executor() as executor: ...``.
+    """The client of a daemon: an async context manager, ``async with Executor() as executor: ...``, for one event loop.
 
     Each call may raise Unreachable (no daemon was reached within `patience`), NoAnswer (no reply within `timeout`) and NotPermitted.
 

@@ -18,8 +18,6 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
 from governor.errors import BadRequest, TryAgain, UsageError
 from governor.executor.connection import RETRY_SECONDS, Connection
 from governor.locations import cache_dir
@@ -94,26 +92,26 @@ class RunFiles(Connection):
 
         Raises NoSuchRun, OSError where a copy cannot be written, TryAgain for files that change faster than they can be copied.
         """
-        found = await self._listed(uid)
+        found = await self._ask(ListFiles(uid=uid), FileList, source=uid)
         if self.keys is None:
             return Path(found.folder)
         daemon = hashlib.sha256(self.keys.server.encode()).hexdigest()[:DIGITS]
         folder = cache_dir() / daemon / found.uid
         async with _copy_lock(folder):
-            found = await self._listed(found.uid)  # another call may have brought what is newer
-            await asyncio.to_thread(_begin_copy, folder, {entry.path for entry in found.files})
-            for entry in found.files:
+            entries = await self._listed(found.uid)  # now: another call may have brought what is newer
+            await asyncio.to_thread(_begin_copy, folder, {entry.path for entry in entries})
+            for entry in entries:
                 if (steps or not _has_steps(entry.path)) and (most is None or entry.size <= most):
                     await self._bring(found.uid, folder, entry)
         return folder
 
-    async def _listed(self, uid: str) -> FileList:
+    async def _listed(self, uid: str) -> list[FileEntry]:
         """All files. Raises NoSuchRun."""
-        found = page = await self._ask(ListFiles(uid=uid), FileList, source=uid)
+        page = await self._ask(ListFiles(uid=uid), FileList, source=uid)
+        found = [*page.files]
         while page.more:
-            asked = ListFiles(uid=page.uid, after=page.files[-1].path)
-            page = await self._ask(asked, FileList, source=uid)
-            found = msgspec.structs.replace(found, files=(*found.files, *page.files))
+            page = await self._ask(ListFiles(uid=uid, after=found[-1].path), FileList, source=uid)
+            found += page.files
         return found
 
     async def _bring(self, uid: str, folder: Path, entry: FileEntry) -> None:
