@@ -340,7 +340,7 @@ def _failed_phases(events: list[RunEvent], *, before: int) -> tuple[int, str]:
     """How many of the phases before this one had failures, and the line of the first one."""
     restarted = max((event.seq for event in events if event.kind == "run.restarted"), default=0)
     standing = [event.data for event in events if event.seq > restarted]
-    return failures.phases_with(standing, before=before)
+    return failures.phases_with_failures(standing, before=before)
 
 
 def _paused(events: list[RunEvent]) -> str | None:

@@ -181,8 +181,8 @@ class Steering:
                     await governor.change_plan(accepted, by, asked.reason)
                 return _run_changed(asked, row, state.name, accepted.values)
             waiting = await self._queued(row)
-            done = {"begun": row.started_at is not None, "resumes": row.parent is not None}
-            require_possible(change, first_phase=waiting.first_phase, **done)
+            begun, resumes = row.started_at is not None, row.parent is not None
+            require_possible(change, first_phase=waiting.first_phase, begun=begun, resumes=resumes)
             self._daemon.sharing.machine.require_possible(change.run.requires)
             values = change.told()
             if change.keys and not asked.dry_run:

@@ -104,9 +104,8 @@ def show_hint(uid: str, *, state_dir: Path | None = None, err: bool = True) -> N
     if state_dir is None:
         say(f"All failures, with their tracebacks: governor results {uid} --failures", err=err)
         return
-    sockets = (
-        Path(tempfile.gettempdir()) / f"governor-{uid}"
-    )  # below the state folder their paths may be too long
+    # Below the state folder the paths of sockets may be too long.
+    sockets = Path(tempfile.gettempdir()) / f"governor-{uid}"
     serve = shlex.join(["governor", "serve", "--state-dir", str(state_dir), "--runtime-dir", str(sockets)])
     ask = shlex.join(["governor", "--broker", str(sockets / CLIENT_SOCKET), "results", uid, "--failures"])
     say(f"The report has each cause with its traceback. All failures: {serve}, and then {ask}", err=err)

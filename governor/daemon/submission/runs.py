@@ -108,7 +108,7 @@ class Submissions:
         uid = new_uid()
         with self._daemon.queue.place(owner=owner_of(by)):
             recorded = await self._record_rest(uid, asked, (row, run, kept), by=by, of_group=of_group)
-        failed, failure = kept.failed
+        failed, failure = kept.failed_phases
         waiting = Waiting(
             uid=uid,
             first_phase=kept.first_phase,

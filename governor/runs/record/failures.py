@@ -112,7 +112,7 @@ def summary(causes: Sequence[Cause]) -> str:
     return "; ".join(told) + (f"; and {left:,} of other causes" if left else "")
 
 
-def phases_with(ends: Sequence[Mapping[str, Any]], *, before: int) -> tuple[int, str]:
+def phases_with_failures(ends: Sequence[Mapping[str, Any]], *, before: int) -> tuple[int, str]:
     """How many of the phases before this one had failures, and the line of the first one. `ends`: data of the events of phases and of their parts' ends."""
     names = {each["index"]: each["phase"] for each in ends if "index" in each and "phase" in each}
     found: dict[int, tuple[int, str]] = {}
@@ -124,7 +124,7 @@ def phases_with(ends: Sequence[Mapping[str, Any]], *, before: int) -> tuple[int,
     return len(lines), lines[0] if lines else ""
 
 
-class Failed(NamedTuple):
+class FailedEvent(NamedTuple):
     """A failure on record: the number of its `event`, when, the kind of event and its record or data, and the phase of that."""
 
     event: int
@@ -134,7 +134,7 @@ class Failed(NamedTuple):
     item: dict[str, Any]
 
 
-def each_of(journal: RunRecords, uid: str, *, phase: int | None, after: int = 0) -> Iterator[Failed]:
+def each_of(journal: RunRecords, uid: str, *, phase: int | None, after: int = 0) -> Iterator[FailedEvent]:
     """The failures that count, in their order. Blocks. Raises RecordDamaged, JournalError."""
     after = max(after, journal.last_event(uid, "run.restarted"))
     for event in journal.failed_events(uid, after=after, phase=phase):
@@ -143,7 +143,7 @@ def each_of(journal: RunRecords, uid: str, *, phase: int | None, after: int = 0)
         if kind == INHERITED:
             kind, at, item = data["kind"], data["at"], data["item"]
         if failed(kind, [item]) and phase in {None, data.get("phase")}:
-            yield Failed(event.seq, at, kind, data.get("phase"), item)
+            yield FailedEvent(event.seq, at, kind, data.get("phase"), item)
 
 
 def page(journal: RunRecords, uid: str, *, phase: str | None, after: int, limit: int) -> FailureList:

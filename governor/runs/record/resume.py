@@ -98,10 +98,10 @@ class KeptWork:
         return next((phase.index for phase in self.phases if not phase.is_whole), len(self.phases) - 1)
 
     @property
-    def failed(self) -> tuple[int, str]:
+    def failed_phases(self) -> tuple[int, str]:
         """How many of the phases that the new run does not enter had failures, and the line of the first one."""
         ends = [data for phase in self.phases for _, data in phase.events]
-        return failures.phases_with(ends, before=self.first_phase)
+        return failures.phases_with_failures(ends, before=self.first_phase)
 
     async def record_tasks(self, journal: Journal, uid: str) -> None:
         """Records the kept task runs as the new run's own, before it is accepted, some at a time: others write in between. Raises

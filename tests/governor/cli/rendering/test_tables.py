@@ -53,6 +53,36 @@ def test_lines():
     ]
 
 
+def test_lines_of_failures_that_a_run_has_from_the_one_that_it_resumes():
+    view = RunView.of(STATUS)
+    for event in EVENTS:
+        view.on(event)
+    episode, task = EVENTS[9].data["episode"], EVENTS[17].data["record"]
+    attempt = {"task": "fit", "run": 1, "attempt": 1, "outcome": "crashed", "error": "killed"}
+    told = [
+        line(
+            RunEvent(
+                uid="u",
+                seq=1,
+                at=0.0,
+                kind="failure.inherited",
+                data={"kind": kind, "phase": phase, "item": item},
+            ),
+            view,
+        ).split(maxsplit=1)[1]
+        for kind, phase, item in (
+            ("episode.ended", 0, episode),
+            ("task.ended", 1, task),
+            ("task.attempt_ended", 1, attempt),
+        )
+    ]
+    assert [text.removeprefix("of the run before: ") for text in told] == [
+        "train episode 1: return 0, 6 steps, 12ms, failed: ValueError: red",
+        "analyse fit[1]: timed_out, 2 attempts, 1min 0s: past its deadline",
+        "analyse fit[1] attempt 1: crashed: killed",
+    ]
+
+
 def test_lines_of_an_idle_daemon():
     told = [
         ("conductor.silent", {"conductor": "tasks", "incarnation": 1, "seconds": 12.34, "stopped": True}),

@@ -51,6 +51,14 @@ def test_counts_belong_to_the_phase():
     assert (view.tasks_ended, view.tasks, view.tasks_bad, view.running) == (2, 2, 1, {})
 
 
+def test_a_task_that_failed_with_another_one_is_not_counted_beside_it():
+    view = after(13)
+    for run, outcome in enumerate(("failed", "upstream_failed", "cancelled")):
+        data = {"phase": 1, "record": {"task": "fit", "run": run, "outcome": outcome}}
+        view.on(RunEvent(uid="u1", seq=20 + run, at=0.0, kind="task.ended", data=data))
+    assert (view.tasks_ended, view.tasks_bad) == (3, 2)
+
+
 def test_what_was_on_record_when_a_phase_begins_again_counts():
     """In a later invocation of the daemon, or in a run that resumes another."""
     view = RunView(uid="u")

@@ -3,6 +3,8 @@ import pytest
 from governor.episodes import learned
 from governor.episodes.local.local_agent import LocalAgent
 from governor.episodes.records import state_file
+from governor.episodes.restoring.replay import OUT_OF_ORDER, Restored
+from governor.episodes.restoring.so_far import PhaseSoFar
 from governor.episodes.spaces import Discrete
 from governor.errors import ConductorError
 from governor.messages import Made
@@ -70,3 +72,22 @@ def test_a_worker_that_is_with_it_is_known_where_there_are_several(agent):
     agent._learned.agent.act = lambda _, *, explore: seen.append(agent.holder) or 1
     assert agent.calls(3, alone=False).act(0) == (1, {})
     assert (seen, agent.holder) == ([3], None)
+
+
+@pytest.mark.parametrize(
+    ("trains", "ended", "told"),
+    [(True, (0, 2), [Restored(OUT_OF_ORDER)]), (True, (), []), (False, (0, 2), [])],
+    ids=["goes on", "begins", "acts only"],
+)
+def test_a_phase_that_goes_on_behind_another_one_is_told_as_not_exact_once(agent, trains, ended, told):
+    def phase(name, *, trains=True, ended=()):
+        return PhaseSoFar(name=name, trains=trains, episodes=9, of_evaluation=0, bounds=ended)
+
+    found = []
+    agent.enter(phase("train"), restored=found.append, check=lambda: None)
+    agent.join(0, TWO, TWO)
+    assert found == []
+    agent.enter(phase("more", trains=trains, ended=ended), restored=found.append, check=lambda: None)
+    agent.join(0, TWO, TWO)
+    agent.join(1, TWO, TWO)
+    assert found == told

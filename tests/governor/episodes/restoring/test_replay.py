@@ -310,6 +310,15 @@ def test_what_was_learned_of_a_later_phase_is_not_learned_again_when_it_goes_on(
     assert Life(tmp_path, Draws, name="more", ended=(0, 3)).restore() == ("", 0, 0), "from here on it is"
 
 
+def test_a_phase_that_was_over_is_not_learned_again_when_a_run_goes_back_to_it(tmp_path):
+    first = Life(tmp_path, Draws)
+    first.play(0, 1, settled=True)
+    first.learned.save(over=True)
+    more = Life(tmp_path, Draws, name="more")
+    more.learned.save(over=True)
+    assert Life(tmp_path, Draws, ended=(0, 2)).restore() == (OUT_OF_ORDER, 0, 0)
+
+
 def test_steps_that_cannot_be_read_are_a_reason_and_no_failure(tmp_path, monkeypatch):
     before = Life(tmp_path, Draws)
     before.play(0)

@@ -192,7 +192,7 @@ async def test_a_resumed_run_knows_that_phases_that_it_does_not_enter_had_failur
         "first_failure": "episode 3: bad",
     }
     await journal.write(lambda tx: tx.events("old", "part.ended", [ended, {**ended, "phase": 2}]))
-    assert found(journal, run, old).failed == (1, "phase p0: 1 ended badly, first episode 3: bad")
+    assert found(journal, run, old).failed_phases == (1, "phase p0: 1 ended badly, first episode 3: bad")
 
 
 async def test_a_run_whose_phases_are_all_whole_ends_from_the_record(journal, old):
