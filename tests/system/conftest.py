@@ -39,6 +39,7 @@ WALK = {
     ],
 }
 """Takes some seconds, so that a fault can strike during the run."""
+SECONDS_WITHOUT_EVENT = 60
 LOG_TAIL = 10_000
 """Characters of the daemon's log that are shown with a failure."""
 
@@ -95,7 +96,7 @@ class Tree:
 
     async def until(self, uid: str, kind: str, **wanted):
         """The first event of this kind with these data."""
-        async with asyncio.timeout(40), contextlib.aclosing(self.executor.watch(uid)) as events:
+        async with contextlib.aclosing(self._watch(uid)) as events:
             async for event in events:
                 if event.kind == kind and all(event.data.get(key) == value for key, value in wanted.items()):
                     return event
@@ -103,8 +104,7 @@ class Tree:
 
     async def end(self, uid: str):
         """Waits for the end of the run. Returns its events and its result."""
-        async with asyncio.timeout(60):
-            events = [event async for event in self.executor.watch(uid)]
+        events = [event async for event in self._watch(uid)]
         assert [event.seq for event in events] == list(range(1, len(events) + 1))
         assert [event.kind for event in events].count("run.ended") == 1
         replay = Replay(events[0].uid)
@@ -112,6 +112,16 @@ class Tree:
             replay.take(event)
         assert replay.end().difference is None
         return events, await self.executor.result(uid)
+
+    async def _watch(self, uid: str):
+        """The events of the run. TimeoutError where none comes for a minute: a run that goes on says so."""
+        async with (
+            asyncio.timeout(SECONDS_WITHOUT_EVENT) as limit,
+            contextlib.aclosing(self.executor.watch(uid)) as events,
+        ):
+            async for event in events:
+                limit.reschedule(asyncio.get_running_loop().time() + SECONDS_WITHOUT_EVENT)
+                yield event
 
     async def gone(self) -> int:
         """Waits for the end of the guard, asserts that no other process is left, returns the exit code."""
