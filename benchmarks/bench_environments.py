@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 BUSY = "user_code.busy_world:Busy"
 AGENT = "user_code.step_agent:TrivialAgent"
+POLICY = "bench_in_process:FixedPolicy"
 WAKE_UPS = "two round trips between processes that sleep meanwhile: four wake-ups, and code that finds its caches cold"
 EACH_ROW = (
     "each environment's step is handled in three processes, one after the other, about 90 µs of CPU in all"
@@ -142,7 +143,7 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(**settings: Any) -> AsyncIterator[Stage]:
+async def stage(agent: str = AGENT, **settings: Any) -> AsyncIterator[Stage]:
     async with AsyncExitStack() as stack:
         folder = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="gb-", ignore_cleanup_errors=True))
@@ -157,7 +158,7 @@ async def stage(**settings: Any) -> AsyncIterator[Stage]:
         made = Stage(governor, client, folder)
         if settings:
             await made.start(stack, "environment.e", settings)
-        await made.start(stack, "agent.a", {"entry": AGENT})
+        await made.start(stack, "agent.a", {"entry": agent})
         await made.start(stack, "simulation", {})
         yield made
 
@@ -265,23 +266,24 @@ async def steps(seconds: float) -> list[Row]:
     return [
         Row(
             what=f"{what} through conductors",
-            figure=median(await _rates(seconds, entry=entry, vector=vector)),
+            figure=median(await _rates(seconds, entry=entry, vector=vector, mode=mode)),
             unit="steps/s",
             at_least=aim,
             if_missed=reason,
         )
-        for what, entry, vector, aim, reason in (
-            ("CartPole-v1", "gymnasium:CartPole-v1", 1, 6000.0, WAKE_UPS),
-            ("CartPole-v1, a vector of 16,", "gymnasium:CartPole-v1", 16, 40_000.0, EACH_ROW),
-            ("an environment that takes no time", "user_code.step_world:Endless", 1, None, ""),
-            ("one with observations of 100 kB", "user_code.busy_world:Seen", 1, None, ""),
+        for what, entry, vector, mode, aim, reason in (
+            ("CartPole-v1", "gymnasium:CartPole-v1", 1, "sync", 6000.0, WAKE_UPS),
+            ("CartPole-v1, a vector of 16,", "gymnasium:CartPole-v1", 16, "sync", 40_000.0, EACH_ROW),
+            ("CartPole-v1, a native vector of 16,", "gymnasium:CartPole-v1", 16, "native", 40_000.0, ""),
+            ("an environment that takes no time", "user_code.step_world:Endless", 1, "sync", None, ""),
+            ("one with observations of 100 kB", "user_code.busy_world:Seen", 1, "sync", None, ""),
         )
     ]
 
 
-async def _rates(seconds: float, *, entry: str, vector: int) -> list[float]:
-    async with stage(entry=entry, vector=vector) as made:
-        return [await made.rate(seconds, vector=vector) for _ in range(ROUNDS)]
+async def _rates(seconds: float, *, entry: str, vector: int, mode: str) -> list[float]:
+    async with stage(entry=entry, vector={"num_envs": vector, "mode": mode}) as made:
+        return [await made.rate(seconds, vector=vector, vector_mode=mode) for _ in range(ROUNDS)]
 
 
 async def measure(seconds: float) -> list[Row]:

@@ -22,6 +22,7 @@ from governor.episodes.remote.environments.messages import Built, Ending, FromPr
 from governor.errors import ConductorError, ExitCode
 from governor.failures import Reason, reason_of, shortened, utf8
 from governor.message_stream import MessageStream, StreamClosed
+from governor.messages import Made
 from governor.messages.commands import Wrapper
 from governor.output import capture
 from governor.processes import user_folder
@@ -72,13 +73,19 @@ async def _serve(order: messages.Order, conductor: MessageStream) -> int:
 def _host(order: messages.Order) -> EnvironmentHost:
     spec, settings = order.spec, order.spec.settings
     user_folder.enter(spec.import_folder, spec.variables)
+    vector = settings.get("vector", 1)
+    size, mode = (vector["num_envs"], vector["mode"]) if isinstance(vector, dict) else (vector, None)
+    made = Made(
+        entry=settings["entry"],
+        params=settings.get("params", {}),
+        wrappers=tuple(Wrapper.model_validate(each) for each in settings.get("wrappers", ())),
+        vector=size,
+        vector_mode=mode or "sync",
+    )
     return EnvironmentHost(
         order.name,
         Path(order.path),
-        entry=settings["entry"],
-        params=settings.get("params", {}),
-        wrappers=[Wrapper.model_validate(each) for each in settings.get("wrappers", ())],
-        vector=vector["num_envs"] if isinstance(vector := settings.get("vector", 1), dict) else vector,
+        made=made,
         context=Context(run_id=spec.uid, run_folder=Path(spec.run_folder), name=spec.name),
     )
 

@@ -73,6 +73,15 @@ class Reports:
         with self._lock:
             return source.take()
 
+    def take_each(self, reported: Mapping[int, Reported]) -> dict[int, Sums]:
+        """What was reported of several episodes since the last call, of those with any; what other threads have reported belongs to the
+        first one.
+        """
+        if self._loose.sums and reported:
+            self.finish(next(iter(reported.values())))
+        found = {key: self.take(one) for key, one in reported.items() if one.sums}
+        return {key: sums for key, sums in found.items() if sums is not None}
+
     def finish(self, reported: Reported) -> None:
         """The episode ends: what other threads have reported belongs to it."""
         if (sums := self.take()) is not None:

@@ -257,7 +257,7 @@ class Vector(Section):
         VectorMode,
         Field(
             description="`sync`: one by one, in the worker's thread. `async`: each in a process of its own, all at once. `native`: the "
-            "entry builds a `gymnasium.vector.VectorEnv`, which steps all by itself. The last two: with `transport: in_process` alone.",
+            "entry builds a `gymnasium.vector.VectorEnv`, which steps all by itself. The last two: not with `transport: ray`.",
             examples=["native"],
         ),
     ] = "sync"
@@ -328,6 +328,7 @@ class StartSimulation(Message, frozen=True):
     players: dict[str, str] = {}
     chunk: int | None = None
     vector: int = 1
+    vector_mode: VectorMode = "sync"
     max_staleness: int = 0
     info: dict[str, str] | Literal["all"] = {}
     reports: tuple[str, ...] = ()

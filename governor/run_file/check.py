@@ -133,14 +133,9 @@ def _simulation(
 def _vector(one: Simulated) -> Iterator[tuple[Path, str]]:
     size, stepped = vector_of(one.section)
     is_together = stepped in ("native", "async")  # it may be a list
-    if is_together and one.transport != "in_process":
-        yield (
-            (*one.path, "environment"),
-            f"environment {one.environment!r} has a 'vector' of mode {stepped!r}, which is for transport: in_process alone",
-        )
-    elif is_together and one.simulate.get("info"):
+    if is_together and one.simulate.get("info"):
         yield (*one.path, "info"), f"is not for a 'vector' of mode {stepped!r}: say mode: sync"
-    elif size != 1 and one.transport == "ray":
+    elif (is_together or size != 1) and one.transport == "ray":
         yield (
             (*one.path, "environment"),
             f"environment {one.environment!r} has a 'vector', which is not for transport: ray",

@@ -145,6 +145,7 @@ class Assignment(Waiting):
             made_environment=made if inside else None,
             made_agents=tuple(map(self._made_agent, simulate.agent_names)) if inside else (),
             vector=environment.vector.num_envs,
+            vector_mode=environment.vector.mode,
             build_seconds=self.run.deadlines.start,
             return_seconds=self.run.deadlines.start + self._seconds_until_replaced(simulate.episode_timeout),
         )

@@ -20,12 +20,12 @@ from governor.episodes.local.execution_context import SAVE, ExecutionContext, cu
 from governor.episodes.local.one_episode import OneEpisode
 from governor.episodes.local.players import LocalPlayersWorker
 from governor.episodes.local.stepping import LocalEpisodeWorker
-from governor.episodes.local.vector_environment import OneOfVector
 from governor.episodes.players.assignment import SeveralPlayers
 from governor.episodes.records.recording import Columns, StepRecorder
 from governor.episodes.rules.evaluation import entropy
 from governor.episodes.rules.seeds import episode_seed
 from governor.episodes.spaces import decoder
+from governor.episodes.vectors.vector_environment import OneOfVector
 from governor.errors import ConductorError
 from governor.messages import COMPLETE
 

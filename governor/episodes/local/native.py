@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from governor.episodes import spaces
 from governor.episodes.context import reports
 from governor.episodes.local import native_agent, notices
 from governor.episodes.local.execution_context import (
@@ -31,8 +30,9 @@ from governor.episodes.local.execution_context import (
 from governor.episodes.local.native_agent import Asked
 from governor.episodes.local.one_episode import EpisodeSource
 from governor.episodes.local.stepping import LocalEpisodeWorker
-from governor.episodes.local.vector_environment import VectorEnvironment
+from governor.episodes.records.batch_recording import SlotRecorder
 from governor.episodes.simulation import Paused
+from governor.episodes.vectors.vector_environment import ARRAYS_ALONE, VectorEnvironment, idle_actions
 from governor.errors import ConductorError
 from governor.failures import one_line, reason_of
 from governor.messages import COMPLETE
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from governor.episodes.context import Context
     from governor.episodes.local.execution_context import ExecutionContext
     from governor.episodes.local.local_agent import LocalAgent
-    from governor.episodes.local.vector_environment import Stepped
     from governor.episodes.records.batch_recording import BatchRecorder
     from governor.episodes.records.step_buffer import StepBuffer
     from governor.episodes.spaces import SpaceSpec
+    from governor.episodes.vectors.vector_environment import Stepped
     from governor.messages import EpisodeOutcome, Made
 
 
@@ -58,21 +58,6 @@ class VectorSource(EpisodeSource, Protocol):
     def batch_recorder(
         self, worker: int, observation: SpaceSpec, action: SpaceSpec, slots: int
     ) -> BatchRecorder: ...
-
-
-class _SlotRecorder:
-    """Of a slot whose recorder is that of all: what the watch calls."""
-
-    def __init__(self, recorder: BatchRecorder, slot: int) -> None:
-        self._recorder, self._slot = recorder, slot
-
-    def end(self, *, outcome: str, flush: bool) -> None:
-        self._recorder.end(self._slot, outcome=outcome)
-        if flush:
-            self._recorder.flush()
-
-    def flush(self) -> None:
-        self._recorder.flush()
 
 
 class _UnderWay(NamedTuple):
@@ -116,7 +101,7 @@ class NativeWorker(LocalEpisodeWorker):
         """None after a change."""
 
     def recorder_for(self, context: ExecutionContext) -> Any:
-        return _SlotRecorder(self._recorder, context.number - self._workers[0])
+        return SlotRecorder(self._recorder, context.number - self._workers[0])
 
     def close(self) -> None:
         vector, self._vector = self._vector, None
@@ -233,17 +218,12 @@ class NativeWorker(LocalEpisodeWorker):
         self._agent.join(self._number, vector.observation, vector.action, learns_from=streams)
         context.leave()
         if self._agent.needs_info or self._agent.is_masked or command.info:
-            raise ConductorError(
-                "infos and action masks (info, needs_info, action_mask) are not for vectors of mode native and async: say mode: sync"
-            )
+            raise ConductorError(ARRAYS_ALONE)
         self._vector = vector
         self._recorder = self._simulation.batch_recorder(
             self._workers[0], vector.observation, vector.action, vector.size
         )
-        dtype, shape = spaces.storage(vector.action)
-        self._idle_actions = np.zeros((vector.size, *shape), dtype)
-        if isinstance(vector.action, spaces.Discrete):
-            self._idle_actions += vector.action.start
+        self._idle_actions = idle_actions(vector.action, size=vector.size)
         return vector
 
     # -- a round --------------------------------------------------------------------------------------------

@@ -7,13 +7,13 @@ from __future__ import annotations
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from governor.episodes.transition import NO_EXTRAS, Transition
+from governor.episodes.vectors.vector_environment import value_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from governor.episodes.local.execution_context import ExecutionContext
@@ -60,10 +60,10 @@ def transition(
 ) -> Transition:
     """The step at this place, a row and a slot, that led to the observation `following`."""
     return Transition(
-        observation=_value(buffer.observations[place]),
-        action=_value(buffer.actions[place]),
+        observation=value_of(buffer.observations[place]),
+        action=value_of(buffer.actions[place]),
         reward=float(buffer.rewards[place]),
-        next_observation=_value(following),
+        next_observation=value_of(following),
         terminated=bool(buffer.terminated[place]),
         truncated=bool(buffer.truncated[place]),
         episode=context.index,
@@ -72,8 +72,3 @@ def transition(
         seed=context.seed,
         extras=extras,
     )
-
-
-def _value(value: Any) -> Any:
-    """An observation or an action as agents take one: an int for Discrete, else an array of their own."""
-    return value.copy() if isinstance(value, np.ndarray) else int(value)

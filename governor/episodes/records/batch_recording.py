@@ -102,10 +102,13 @@ class BatchRecorder:
         self._lock = threading.RLock()
         self._playing: dict[int, _Playing] = {}
         self._ended: list[_Part] = []
+        self._broken_off: set[int] = set()
+        """Episodes that are played again, if they are, with the same number of the attempt."""
 
     def begin(self, slot: int, *, episode: int, seed: int, retries: int = 0) -> None:
         """`retries`: so many attempts at it have failed, perhaps with another recorder."""
-        stream = self._make_stream() if retries else self._stream
+        is_again = retries or episode in self._broken_off
+        stream = self._make_stream() if is_again else self._stream
         with self._lock:
             self.lost.pop(episode, None)
             self._playing[slot] = _Playing(episode, retries + 1, seed, slot, stream, self.buffer.row)
@@ -120,6 +123,8 @@ class BatchRecorder:
             playing = self._playing.pop(slot, None)
             if playing is not None:  # else the watch has declared it hung
                 self._ended.append(playing.part(self.buffer.row, outcome))
+                if outcome == "crashed":
+                    self._broken_off.add(playing.episode)
 
     def flush(self) -> None:
         """Writes the episodes that have ended to the kernel. Raises OSError: steps that were not written are dropped."""
@@ -182,6 +187,25 @@ class BatchRecorder:
         """Drops steps that are not written. May be called again."""
         for stream in {self._stream, *(playing.stream for playing in self._playing.values())}:
             stream.close()
+
+
+class SlotRecorder:
+    """Of one slot, whose recorder is that of all: what is asked of the recorder of an environment alone."""
+
+    def __init__(self, recorder: BatchRecorder, slot: int) -> None:
+        self._recorder, self._slot = recorder, slot
+        self.lost = recorder.lost
+
+    def begin(self, *, episode: int, seed: int, retries: int = 0) -> None:
+        self._recorder.begin(self._slot, episode=episode, seed=seed, retries=retries)
+
+    def end(self, *, outcome: str, flush: bool) -> None:
+        self._recorder.end(self._slot, outcome=outcome)
+        if flush:
+            self._recorder.flush()
+
+    def flush(self) -> None:
+        self._recorder.flush()
 
 
 def _stream_of(part: _Part) -> int:

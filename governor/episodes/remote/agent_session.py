@@ -8,21 +8,25 @@ Rules:
 
 from __future__ import annotations
 
-from itertools import zip_longest
+from itertools import repeat, zip_longest
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from governor.episodes.context import reports
-from governor.episodes.remote import wire
+from governor.episodes.remote import frames, wire
 from governor.episodes.remote.agent_episode import AgentEpisode
 from governor.episodes.remote.players_session import PlayersSession, finished, received, reported_for, sent
-from governor.episodes.transition import Episode
+from governor.episodes.transition import NO_EXTRAS, Episode
+from governor.episodes.vectors.vector_environment import value_of
 from governor.failures import Reason
 from governor.output.attribution import Attribution, episode_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from governor.episodes.remote.agent_runtime import AgentRuntime
+    from governor.episodes.remote.frames import FinishedRow
 
 
 class AgentSession:
@@ -36,6 +40,8 @@ class AgentSession:
         self._finished = 0
         """How many episodes were learned to their end."""
         self._episodes: dict[int, AgentEpisode] = {}
+        self._acting: dict[int, AgentEpisode] = {}
+        """Of a vector whose environments step together."""
         self._players = PlayersSession(name, self.attribution, worker=worker, workers=workers)
 
     def answer(self, runtime: AgentRuntime, request: wire.AgentRequest) -> bytes | None:
@@ -75,15 +81,19 @@ class AgentSession:
                 self._tell_ends(runtime, request.ended)
                 self._players.tell_ends(runtime, request.ended)
                 return self._save(runtime, request.number)
-            case wire.ActManyFrame():
-                return self._act_many(runtime, request)
+            case wire.ActManyFrame() | frames.ActTogetherFrame():
+                return (
+                    self._act_many(runtime, request)
+                    if isinstance(request, wire.ActManyFrame)
+                    else self._act_together(runtime, request)
+                )
             case _:
                 return self._players.answer(runtime, request)
 
     def _begin(
         self,
         runtime: AgentRuntime,
-        request: wire.BeginFrame | wire.ActManyFrame,
+        request: wire.BeginFrame | wire.ActManyFrame | frames.ActTogetherFrame,
         observation: Any,
         *,
         numbers: tuple[int, int],
@@ -122,7 +132,7 @@ class AgentSession:
             runtime.tell_end(episode, over, counts=False)
         self._players.close(runtime)
 
-    def _tell_ends(self, runtime: AgentRuntime, ended: Sequence[wire.EndedEpisode]) -> None:
+    def _tell_ends(self, runtime: AgentRuntime, ended: Sequence[frames.EndedEpisode]) -> None:
         """Of episodes that the agent has not learned to their end."""
         for end in ended:
             episode = self._episodes.get(end.slot)
@@ -215,14 +225,75 @@ class AgentSession:
         actions = wire.packed_rows(runtime.spaces[1], [sent(runtime, acting[row].action) for row in rows])
 
         def answer() -> bytes:
-            faults = [
-                wire.RowFault(row, episode.fault[0], str(episode.fault[1]), episode.fault[1].traceback)
-                for row, episode in (acting | ended).items()
-                if episode.fault is not None
-            ]
             every = acting | ended
+            faults = _faults(every)
             reported = [reported_for(every[row]) for row in range(len(request.slots))]
             found = reported if any(reported) else None
             return wire.encode(wire.ActedManyFrame(request.number, rows, actions, version, faults, found))
 
         return runtime.end([*ended.values()], answer, session=self._name) if ended else answer()
+
+    def _act_together(self, runtime: AgentRuntime, request: frames.ActTogetherFrame) -> bytes | None:
+        self._tell_ends(runtime, request.ended)
+        finished = {row.slot: row for row in request.finished}
+        if request.rewards is not None:
+            self._learn_together(runtime, request, finished)
+        ended = {slot: self._episodes.pop(slot) for slot in finished}
+        for slot, episode in ended.items():
+            episode.value, episode.steps = finished[slot].value, finished[slot].steps
+            self._tell_regular_end(runtime, episode, finished[slot].end)
+        for begun in request.begun:
+            numbers = begun.episode, begun.seed
+            self._begin(runtime, request, None, numbers=numbers, slot=begun.slot, worker=begun.slot)
+        if request.slots is not None:
+            self._acting = {slot: self._episodes[slot] for slot in request.slots}
+        acting, observations = self._acting, request.observations
+        asked = [episode for episode in acting.values() if episode.fault is None]
+        if len(asked) < len(observations):
+            rows = [slot - request.first for slot, episode in acting.items() if episode.fault is None]
+            observations = observations[rows]
+        learns = request.train and runtime.learns
+        for episode, observation in zip(asked, observations, strict=True) if learns else ():
+            episode.observation = value_of(observation)  # before the agent may write to it
+        found, version = runtime.act_batch(asked, observations, explore=request.train) if asked else (None, 0)
+        actions, extras = found or (np.empty(0), None)
+        if learns:
+            for episode, action, beside in zip(asked, actions, extras or repeat(NO_EXTRAS), strict=False):
+                episode.action, episode.extras = value_of(action), beside
+
+        def answer() -> bytes:
+            frame = frames.ActedTogetherFrame(
+                request.number,
+                actions,
+                version,
+                _faults(acting),
+                _faults(ended),
+                reports.take_each({slot: episode.reported for slot, episode in acting.items()}),
+                reports.take_each({slot: episode.reported for slot, episode in ended.items()}),
+            )
+            return wire.encode(frame)
+
+        return runtime.end([*ended.values()], answer, session=self._name) if ended else answer()
+
+    def _learn_together(
+        self, runtime: AgentRuntime, request: frames.ActTogetherFrame, finished: Mapping[int, FinishedRow]
+    ) -> None:
+        following = request.observations if request.following is None else request.following
+        for slot, episode in self._acting.items():
+            if slot in request.without or not episode.learn:
+                continue
+            row, end = slot - request.first, finished[slot].end if slot in finished else 0
+            episode.steps += 1
+            reward, ends = (
+                float(request.rewards[row]),
+                (bool(end & wire.TERMINATED), bool(end & wire.TRUNCATED)),
+            )
+            stepped = episode.stepped(value_of(following[row]), reward, ends=ends, info=None)
+            episode.value += reward
+            runtime.learn(episode, stepped)
+
+
+def _faults(episodes: Mapping[int, AgentEpisode]) -> list[frames.RowFault]:
+    """By the rows of an answer."""
+    found = [(row, episode.fault) for row, episode in episodes.items() if episode.fault is not None]
+    return [frames.RowFault(row, where, str(reason), reason.traceback) for row, (where, reason) in found]

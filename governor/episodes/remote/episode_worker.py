@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from governor import logs
 from governor.episodes.info import InfoFigures, columns_of
-from governor.episodes.remote import control, wire
+from governor.episodes.remote import control, frames, wire
 from governor.episodes.remote.episode_attempt import EpisodeAttempt, WorkerSlot
 from governor.episodes.remote.request_channel import Interrupted, Overdue, PeerLost
 from governor.episodes.remote.worker import (
@@ -194,7 +194,7 @@ class EpisodeWorker(RemoteWorker):
 
     # -- ends -----------------------------------------------------------------------------------------------
 
-    def _end_faulty(self, attempt: EpisodeAttempt, fault: wire.RowFault | None) -> bool:
+    def _end_faulty(self, attempt: EpisodeAttempt, fault: frames.RowFault | None) -> bool:
         """Whether it has ended with the fault of its row."""
         if fault is None:
             return False
@@ -227,7 +227,7 @@ class EpisodeWorker(RemoteWorker):
         if self._hearing:
             slot = attempt.slot.number if len(self._slots) > 1 else 0
             figures = attempt.value, attempt.steps, dict(attempt.values)
-            ended = wire.EndedEpisode(slot, attempt.index, outcome, *figures)
+            ended = frames.EndedEpisode(slot, attempt.index, outcome, *figures)
             for name in self._hearing:
                 self._ended.setdefault(name, []).append(ended)
 

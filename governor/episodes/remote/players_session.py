@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from governor.episodes.context import reports
-from governor.episodes.remote import wire
+from governor.episodes.remote import frames, wire
 from governor.episodes.remote.agent_episode import AgentEpisode
 from governor.episodes.transition import Episode
 from governor.failures import Reason
@@ -58,7 +58,7 @@ class PlayersSession:
         whole, self._whole = self._whole, AgentEpisode(self._name)
         runtime.tell_end(whole, whole.ended("crashed", whole.value, whole.steps), counts=False)
 
-    def tell_ends(self, runtime: AgentRuntime, ended: Sequence[wire.EndedEpisode]) -> None:
+    def tell_ends(self, runtime: AgentRuntime, ended: Sequence[frames.EndedEpisode]) -> None:
         """Of an episode that the agent has not learned to its end."""
         for end in ended:
             whole = self._whole

@@ -20,6 +20,15 @@ import msgspec
 import numpy as np
 
 from governor.episodes.arrays import WireError, encode_hook
+from governor.episodes.remote.frames import (
+    ActedTogetherFrame,
+    ActTogetherFrame,
+    EndedEpisode,
+    RowFault,
+    SteppedTogetherFrame,
+    StepTogetherFrame,
+    WireFrame,
+)
 from governor.episodes.remote.shared_arrays import decode_hook
 from governor.episodes.spaces import Discrete, is_array
 from governor.messages import EpisodeOutcome  # noqa: TC001  # msgspec reads it at run time
@@ -29,23 +38,6 @@ if TYPE_CHECKING:
 
     from governor.episodes.spaces import SpaceSpec
     from governor.failures import Reason
-
-
-class WireFrame(msgspec.Struct, frozen=True, array_like=True):
-    """Root of everything on the data plane."""
-
-    number: int
-
-
-class EndedEpisode(msgspec.Struct, frozen=True, array_like=True):
-    """An episode of an agent's session, in one of its slots, as it was recorded."""
-
-    slot: int
-    episode: int
-    outcome: EpisodeOutcome
-    value: float
-    steps: int
-    values: dict[str, float] = {}
 
 
 class ResetFrame(WireFrame, frozen=True, tag=1):
@@ -156,15 +148,6 @@ class SaveFrame(WireFrame, frozen=True, tag=11):
 
 
 # -- a vector: many slots in one message. Rows of observations and actions are one array ------------------------------
-
-
-class RowFault(msgspec.Struct, frozen=True, array_like=True):
-    """As `FaultFrame`, for one row; the other rows are valid."""
-
-    row: int
-    where: str
-    reason: str
-    traceback: str = ""
 
 
 class ResetManyFrame(WireFrame, frozen=True, tag=12):
@@ -313,8 +296,12 @@ TRUNCATED: Final = 2
 """Bits of `ends`."""
 
 PlayersRequest: TypeAlias = PlayersBeginFrame | PlayersActFrame | PlayersFinishFrame
-EnvironmentRequest: TypeAlias = ResetFrame | StepFrame | ResetManyFrame | StepManyFrame | PlayersStepFrame
-AgentRequest: TypeAlias = BeginFrame | ActFrame | FinishFrame | SaveFrame | ActManyFrame | PlayersRequest
+EnvironmentRequest: TypeAlias = (
+    ResetFrame | StepFrame | ResetManyFrame | StepManyFrame | StepTogetherFrame | PlayersStepFrame
+)
+AgentRequest: TypeAlias = (
+    BeginFrame | ActFrame | FinishFrame | SaveFrame | ActManyFrame | ActTogetherFrame | PlayersRequest
+)
 Answer: TypeAlias = (
     ObservedFrame
     | SteppedFrame
@@ -323,6 +310,8 @@ Answer: TypeAlias = (
     | FaultFrame
     | SteppedManyFrame
     | ActedManyFrame
+    | SteppedTogetherFrame
+    | ActedTogetherFrame
     | PlayersSteppedFrame
     | PlayersActedFrame
 )

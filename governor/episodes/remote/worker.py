@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from governor import logs
 from governor.episodes.players.assignment import SeveralPlayers
 from governor.episodes.records.reports import EpisodeReports
-from governor.episodes.remote import control, wire
+from governor.episodes.remote import control, frames, wire
 from governor.episodes.remote.request_channel import Interrupted, Overdue, PeerLost, RequestChannel
 from governor.episodes.restoring.so_far import PhaseSoFar, obstacle_of
 from governor.episodes.rules.seeds import agent_seed
@@ -98,7 +98,7 @@ class RemoteWorker(ABC):
         """Agents that need whole infos."""
         self._hearing: set[str] = set()
         """Agents that want to know how episodes ended."""
-        self._ended: dict[str, list[wire.EndedEpisode]] = {}
+        self._ended: dict[str, list[frames.EndedEpisode]] = {}
         """By agent: those of which it has not been told."""
         self._reports = EpisodeReports(simulation)
         self._environment_service = control.environment_service(simulation.spec.uid, command.environment)
@@ -168,7 +168,7 @@ class RemoteWorker(ABC):
             return Reason(f"it takes longer than {SAVE_SECONDS:g} s")
         return Reason(answer.reason, answer.traceback) if isinstance(answer, wire.FaultFrame) else Reason("")
 
-    def _take_ended(self, agent: str = "") -> list[wire.EndedEpisode]:
+    def _take_ended(self, agent: str = "") -> list[frames.EndedEpisode]:
         """What this agent, or the only one, is told with the next request."""
         return self._ended.pop(agent or self.simulation.command.agents[0], [])
 

@@ -72,8 +72,9 @@ def obstacle_of(command: StartSimulation) -> str:
     """Why the training of this phase cannot be replayed, as far as the run file says it; "" if it can."""
     if len(command.agents) > 1 or command.players:
         return "several players: the order of their calls is not on record"
-    if command.vector > 1:
-        return f"vector: {command.vector}: the order in which its episodes are learned is not on record"
+    if command.vector > 1 or command.vector_mode != "sync":
+        order, last = "the order in which its episodes are learned", "what the last step of an episode led to"
+        return f"vector: {command.vector}: {order if command.vector > 1 else last} is not on record"
     if command.workers > 1:
         return f"{command.workers} workers: the order of their steps is not on record"
     if command.failures is not None and command.failures.retries:

@@ -119,11 +119,14 @@ def test_a_vector_may_be_a_section_with_its_mode():
         "native",
     )
     data["phases"][0]["simulate"] |= {"transport": "conductors", "workers": 1}
-    [(path, said)] = faults_in(data)
+    assert faults_in(data) == []
+    made = Assignment(uid="u1", run=load.parse(data), folder=".").simulation(0)
+    assert (made.vector, made.vector_mode, made.made_environment) == (64, "native", None)
+    data["phases"][0]["simulate"]["transport"] = "ray"
+    data["conductors"]["environments"]["lake"]["vector"]["num_envs"] = 1
+    [(path, said), *_] = faults_in(data)
     assert spell(path) == "phases[0].simulate.environment"
-    assert (
-        said == "environment 'lake' has a 'vector' of mode 'native', which is for transport: in_process alone"
-    )
+    assert said == "environment 'lake' has a 'vector', which is not for transport: ray"
 
 
 @pytest.mark.parametrize(

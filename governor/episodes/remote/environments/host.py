@@ -18,8 +18,10 @@ from governor.episodes.info import reader_of
 from governor.episodes.masks import MaskReader
 from governor.episodes.metrics import Reported
 from governor.episodes.players.assignment import has_players
-from governor.episodes.remote import wire
+from governor.episodes.remote import frames, wire
 from governor.episodes.remote.environments.hosted_game import HostedGame
+from governor.episodes.remote.environments.hosted_vector import HostedVector
+from governor.episodes.remote.environments.messages import ALL_SLOTS
 from governor.episodes.remote.shared_arrays import Region
 from governor.episodes.remote.thread_host import ThreadHost
 from governor.episodes.step_info import with_info
@@ -27,16 +29,16 @@ from governor.failures import reason_of
 from governor.output.attribution import Attribution, episode_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from governor.episodes.context import Context
-    from governor.messages.commands import Wrapper
+    from governor.messages import Made
 
 
 class EnvironmentHost(ThreadHost):
     """`lease` is the identity that may reset and step; the event loop sets it, the thread reads it. `current_slot` is the slot
-    whose code runs, None between two requests; the event loop may read it.
+    whose code runs, `ALL_SLOTS` where all step together, None between two requests; the event loop may read it.
     """
 
     observation_space: spaces.SpaceSpec
@@ -48,10 +50,7 @@ class EnvironmentHost(ThreadHost):
         name: str,
         path: Path,
         *,
-        entry: str,
-        params: dict[str, Any],
-        wrappers: Sequence[Wrapper] = (),
-        vector: int = 1,
+        made: Made,
         context: Context | None = None,
     ) -> None:
         super().__init__(name=name, path=path)
@@ -61,14 +60,12 @@ class EnvironmentHost(ThreadHost):
         """The spaces of each of several players."""
         self.turns = False
         self._game: HostedGame | None = None
-        self._entry = entry
-        self._params = params
-        self._wrappers = wrappers
-        self._vector = vector
+        self._together: HostedVector | None = None
+        self._made = made
         self._context = context
         self._wanted: Any = None
-        self._reported = [Reported() for _ in range(vector)]
-        self._environments: list[Environment] = []
+        self._reported = [Reported() for _ in range(made.vector)]
+        self._environments: list[Environment | HostedVector] = []
         self._region, self._reader = Region(), b""
         """Of answers, and whose they are."""
         self._episodes: dict[int, int] = {}
@@ -76,7 +73,7 @@ class EnvironmentHost(ThreadHost):
         self._evaluation = 0
         """That of these episodes."""
         self._method = "reset"
-        self._attribution = Attribution(self._current_fields if vector > 1 else None)
+        self._attribution = Attribution(self._current_fields if made.vector > 1 else None)
 
     def _prepare(self) -> None:
         exits.set_description(self._describe_current)
@@ -86,17 +83,24 @@ class EnvironmentHost(ThreadHost):
 
     def build(self) -> None:
         """For the thread. Raises ConductorError."""
+        made = self._made
+        if made.vector_mode != "sync":
+            self._together = together = HostedVector(made, self._context)
+            self._reported_together = dict(enumerate(self._reported))
+            self._environments = [together]
+            self.observation_space, self.action_space = together.observation_space, together.action_space
+            return
         self._environments = [
-            make_environment(self._entry, self._params, self._context, self._wrappers)
-            for _ in range(self._vector)
+            make_environment(made.entry, made.params, self._context, made.wrappers)
+            for _ in range(made.vector)
         ]
         environment = self._environments[0]
         if has_players(environment):
-            self._game = HostedGame(environment, entry=self._entry, vector=self._vector)
+            self._game = HostedGame(environment, entry=made.entry, vector=made.vector)
             self.players, self.turns = self._game.players, self._game.turns
             self.observation_space, self.action_space = next(iter(self.players.values()))
             return
-        self.observation_space, self.action_space = spaces.of_environment(environment, entry=self._entry)
+        self.observation_space, self.action_space = spaces.of_environment(environment, entry=made.entry)
         self._blank = spaces.blank(self.observation_space)
         self._observed = spaces.observer(self.observation_space)
         self._sends_encodings = spaces.is_composite(self.observation_space)
@@ -109,7 +113,9 @@ class EnvironmentHost(ThreadHost):
             request = wire.decode_environment_request(data)
         except WireError:
             return None
-        self.current_slot = 0  # before the lease is checked, so a release sees that this request was in time
+        self.current_slot = (
+            0 if self._together is None else ALL_SLOTS
+        )  # before the lease is checked, so a release sees that this request was in time
         try:
             if peer != self.lease:
                 return wire.encode(wire.FaultFrame(request.number, "environment", "the lease is over"))
@@ -126,7 +132,7 @@ class EnvironmentHost(ThreadHost):
         finally:
             self.current_slot = None
 
-    def _handle(self, request: wire.EnvironmentRequest) -> wire.WireFrame:
+    def _handle(self, request: wire.EnvironmentRequest) -> frames.WireFrame:
         number = request.number
         match request:
             case wire.StepFrame():
@@ -139,8 +145,24 @@ class EnvironmentHost(ThreadHost):
                 return wire.ObservedFrame(number, *self._reset(0, request.seed), self._take(0), self._mask(0))
             case wire.PlayersStepFrame():
                 return self._play(self._game, request)
+            case wire.ResetManyFrame() | frames.StepTogetherFrame() if self._together is not None:
+                return self._handle_all(self._together, request)
+            case frames.StepTogetherFrame():
+                raise ValueError("its environments do not step together")
             case _:
                 return self._handle_many(request)
+
+    def _handle_all(
+        self, together: HostedVector, request: wire.ResetManyFrame | frames.StepTogetherFrame
+    ) -> frames.SteppedTogetherFrame:
+        if request.slots:
+            self._begin(request, request.slots, request.episodes)
+        if isinstance(request, wire.ResetManyFrame):
+            self._method, found = "reset", together.reset(request)
+        else:
+            self._method, found = "step", together.step(request, request.slots)
+        reported = reports.take_each(self._reported_together)
+        return frames.SteppedTogetherFrame(request.number, **found, reported=reported or None)
 
     def _play(
         self, game: HostedGame | None, request: wire.ResetFrame | wire.PlayersStepFrame
@@ -176,7 +198,7 @@ class EnvironmentHost(ThreadHost):
             except BaseException as error:  # noqa: BLE001  # as in `_answer`
                 where = "environment.step" if stepping else "environment.reset"
                 reason = reason_of(error)
-                faults.append(wire.RowFault(row, where, str(reason), reason.traceback))
+                faults.append(frames.RowFault(row, where, str(reason), reason.traceback))
             observations.append(observation)
             rewards.append(reward)
             ends.append(end)
@@ -196,12 +218,17 @@ class EnvironmentHost(ThreadHost):
         )
 
     def _begin(
-        self, request: wire.ResetFrame | wire.ResetManyFrame, slots: list[int], episodes: list[int]
+        self,
+        request: wire.ResetFrame | wire.ResetManyFrame | frames.StepTogetherFrame,
+        slots: list[int],
+        episodes: list[int],
     ) -> None:
         reports.phase, self._evaluation = request.phase, request.evaluation
         self._episodes |= zip(slots, episodes, strict=False)
         for slot in slots:
             self._take(slot)  # of an attempt that was given up
+        if isinstance(request, frames.StepTogetherFrame) or self._together is not None:
+            return
         wanted, whole, masked = request.info or {}, request.whole_info, request.masked
         if self._game is not None:
             self._game.want(wanted, masked=masked, informed=whole)
@@ -215,7 +242,7 @@ class EnvironmentHost(ThreadHost):
         self._wanted, self._whole_info = wanted, whole
         read = reader_of(wanted)
         self._masks = [MaskReader(self.action_space, read) for _ in self._environments] if masked else []
-        self._reads: list[Callable[[Any], Any] | None] = [read] * self._vector
+        self._reads: list[Callable[[Any], Any] | None] = [read] * self._made.vector
         if masked:
             self._reads = [reader.read for reader in self._masks]
         self._steppers = [
@@ -261,6 +288,8 @@ class EnvironmentHost(ThreadHost):
 
     def _current_episodes(self) -> list[tuple[int, Reported]]:
         slot = self.current_slot
+        if slot == ALL_SLOTS:
+            return [(episode, self._reported[each]) for each, episode in self._episodes.items()]
         return [] if slot is None else [(self._episodes.get(slot, -1), self._reported[slot])]
 
     def lease_ended(self) -> None:
@@ -275,6 +304,8 @@ class EnvironmentHost(ThreadHost):
 
     def _describe_current(self) -> str:
         slot = self.current_slot
+        if slot == ALL_SLOTS:
+            return exits.describe(f"environment.{self._method}", [*self._episodes.values()])
         return "" if slot is None else f"environment.{self._method} of episode {self._episodes.get(slot)}"
 
     def _finish(self) -> None:

@@ -10,7 +10,7 @@ Rules:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
@@ -20,6 +20,10 @@ from governor.messages import ConductorSpec  # noqa: TC001  # likewise
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+ALL_SLOTS: Final = -1
+"""The slot of code that is that of all environments of a vector."""
 
 
 class EnvironmentMessage(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="type"):

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from governor import logs
 from governor.episodes.remote import control
 from governor.episodes.remote.control import Accepted, Acquire, Busy, Failed, Leased, NotExpired, Release
+from governor.episodes.remote.environments.messages import ALL_SLOTS
 from governor.episodes.remote.environments.process import CLOSE_SECONDS, EnvironmentExited, EnvironmentProcess
 from governor.errors import ConductorError, ForkserverDied, GovernorError
 from governor.failures import reason_of
@@ -122,7 +123,7 @@ class EnvironmentPool:
                 self._reclaim(request.lease, renew=request.renew)
                 return Accepted()
             seen = await process.look()
-            if seen is not None and request.due and seen.slot not in request.due:
+            if seen is not None and request.due and seen.slot not in (*request.due, ALL_SLOTS):
                 return NotExpired()
             del self._leases[request.lease]
             self._replace(process, why=request.hung)

@@ -6,10 +6,11 @@ import os
 from governor.episodes.remote import wire
 from governor.episodes.remote.environments.host import EnvironmentHost
 from governor.episodes.remote.request_channel import RequestChannel
+from governor.messages import Made
 
 
 async def test_raw_output_belongs_to_an_episode_until_its_worker_returns_the_environment(process, harness):
-    host = EnvironmentHost("walk", harness.folder / "walk", entry="walk_world:Walk", params={})
+    host = EnvironmentHost("walk", harness.folder / "walk", made=Made(entry="walk_world:Walk"))
     await host.start()
     host.lease = b"lease-1"
     stop = os.eventfd(0, os.EFD_NONBLOCK)

@@ -17,11 +17,21 @@ FAULT_AT = 3
 class Walks(VectorEnv):
     """Environment i counts to 3 + i + the number of its episodes so far, and ends then. It observes its place and its number.
 
-    Of `endless` ones no episode ends, nor, if it is a number, from that environment on. `fault` comes once: ``nan``, ``reward``, ``text`` and ``reset`` in the second environment, ``raise``,
-    ``shape`` and ``none`` for all. The last observations of episodes are in infos as `final`.
+    Of `endless` ones no episode ends, nor, if it is a number, from that environment on. `fault` comes once, if there is a `flag`: ``nan``, ``reward``, ``text`` and ``reset`` in the second environment, ``raise``,
+    ``shape``, ``none``, ``exit`` and ``sleep`` for all. The last observations of episodes are in infos as `final`.
     """
 
-    def __init__(self, num_envs, *, mode="NextStep", fault="", flag="", endless=False, final="final_obs"):
+    def __init__(
+        self,
+        num_envs,
+        *,
+        mode="NextStep",
+        fault="",
+        fault_at=FAULT_AT,
+        flag="",
+        endless=False,
+        final="final_obs",
+    ):
         self.num_envs = num_envs
         self.single_observation_space = gymnasium.spaces.Box(0, np.inf, (2,), np.float32)
         self.single_action_space = gymnasium.spaces.Discrete(2)
@@ -29,7 +39,8 @@ class Walks(VectorEnv):
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.mode = AutoresetMode(mode)
         self.metadata = {"autoreset_mode": self.mode}
-        self.fault, self.flag, self.final = fault, Path(flag), final
+        self.fault, self.fault_at, self.final = fault, fault_at, final
+        self.flag = Path(flag or os.devnull)
         ending = 0 if endless is True else endless or num_envs
         self.ends = np.arange(num_envs) < ending
         self.places = np.zeros(num_envs, np.int64)
@@ -49,7 +60,7 @@ class Walks(VectorEnv):
         self.seeds.append(seed)
         self.places[chosen], self.over[chosen] = 0, False
         seen = self.observations()
-        if self.fault == "reset" and not self.flag.exists():
+        if self.fault == "reset" and not self.flag.is_file():
             self.flag.touch()
             seen[1, 0] = np.nan
         return seen, {}
@@ -71,7 +82,7 @@ class Walks(VectorEnv):
             infos = {self.final: seen.copy()} if self.final else {}
             self.places[over] = 0
             seen = self.observations()
-        if self.fault and self.steps == FAULT_AT and not self.flag.exists():
+        if self.fault and self.steps == self.fault_at and not self.flag.is_file():
             self.flag.touch()
             seen, rewards = self.failed(seen, rewards)
         return seen, rewards, over, np.zeros_like(over), infos
@@ -89,6 +100,10 @@ class Walks(VectorEnv):
             return seen[:, :1], rewards
         elif self.fault == "raise":
             raise RuntimeError("no floor")
+        elif self.fault == "exit":
+            os._exit(3)
+        elif self.fault == "sleep":
+            threading.Event().wait()
         return seen, rewards
 
 
@@ -149,6 +164,38 @@ class Stands:
 
     def load_state_dict(self, state):
         self.learned = [list(each) for each in state["learned"]]
+
+
+class Hears(Stands):
+    """Notes what it is told and asked, in one order; draws its actions from one generator, and reports how often it has acted."""
+
+    def __init__(self, seed, context, fault="", **_):
+        super().__init__(fault)
+        self.heard, self.random, self.context = [], np.random.default_rng(seed), context
+
+    def begin(self, episode):
+        self.heard.append(["begin", episode.number, episode.worker, episode.seed, episode.explore])
+
+    def end(self, episode):
+        self.heard.append(["end", episode.number, episode.outcome, episode.value, episode.steps])
+
+    def act_many(self, observations, *, explore, worker):
+        self.heard.append(["act", explore, worker.tolist(), observations.tolist()])
+        self.context.report(acted=len(self.heard))
+        return self.random.integers(2, size=len(observations))
+
+    def learn(self, step):
+        self.heard.append(["learn", step.worker, step.episode, step.step, *map(float, step.next_observation)])
+        self.heard.append([int(step.action), step.reward, step.terminated, step.truncated, step.seed])
+        if self.fault == "learn" and len(self.heard) > 40:
+            self.fault = ""
+            raise ZeroDivisionError
+
+    def state_dict(self):
+        return {"heard": repr(self.heard)}
+
+    def load_state_dict(self, state):
+        pass
 
 
 class Sleeps(Stands):

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from governor.episodes.context import Context
+    from governor.episodes.spaces import SpaceSpec
     from governor.episodes.spaces.specs import Numbers
     from governor.messages import Made
 
@@ -39,6 +40,8 @@ NEXT_STEP: Final = "NextStep"
 SAME_STEP: Final = "SameStep"
 DISABLED: Final = "Disabled"
 ROLES: Final = ("observation_space", "action_space")
+ARRAYS_ALONE: Final = "infos and action masks (info, needs_info, action_mask) are not for vectors of mode native and async: say mode: sync"
+"""The fault of an agent that needs more."""
 PARTS: Final = "(observations, rewards, terminated, truncated, infos)"
 
 
@@ -283,6 +286,20 @@ class OneOfVector:
 
     def close(self) -> None:
         self._vector.close()
+
+
+def value_of(row: Any) -> Any:
+    """An observation or an action as agents take one: an int for Discrete, else an array of their own."""
+    return row.copy() if isinstance(row, np.ndarray) else int(row)
+
+
+def idle_actions(action: SpaceSpec, *, size: int) -> NDArray[Any]:
+    """Those of environments for which nobody acts."""
+    dtype, shape = spaces.storage(action)  # type: ignore[arg-type]  # as `_spaces` has it
+    idle = np.zeros((size, *shape), dtype)
+    if isinstance(action, spaces.Discrete):
+        idle += action.start
+    return idle
 
 
 def _native(made: Made, context: Context | None) -> Any:

@@ -1,50 +1,40 @@
-"""A vector whose environments step together, in process: its episodes and steps on record, whatever way it resets, and its faults."""
+"""A vector whose environments step together, in process and through conductors: its episodes and steps on record, whatever way it resets, and its faults."""
 
 import asyncio
 import os
 
-import msgspec
 import pytest
 
 from governor.episodes import trajectories
-from governor.episodes.local.vector_environment import VectorEnvironment
 from governor.episodes.records import batch_recording, stream
 from governor.episodes.records.recording import Columns
 from governor.episodes.rules.seeds import episode_seed
 from governor.episodes.spaces import Box, Discrete
+from governor.episodes.vectors.vector_environment import VectorEnvironment
+from governor.errors import ConductorError
 from governor.messages import EpisodeEnded, Evaluate, Failures, StopPartCommand, Until
 from tests.support.full_disk import full_beyond
 from tests.support.in_process_commands import episodes, inside, outcomes, told, vector
+from tests.support.native_vectors import native, require_whole, steps_of, with_conductors
 from tests.support.reasons import without_place
 
 MODES = pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
 
 
-def native(size=4, *, mode="NextStep", agent="Stands", stepped="native", entry="vector_world:Walks", **more):
-    if entry.startswith("vector_world:Walks"):
-        more["mode"] = mode
-    command = vector(size, entry=entry, agent=f"vector_world:{agent}", **more)
-    made = msgspec.structs.replace(command["made_environment"], vector_mode=stepped)
-    return {**command, "made_environment": made, "vector": size}
+@pytest.fixture(params=["in_process", "conductors"])
+def harness(request, harness):
+    """Plays such vectors with each transport: `staged` is their command for it, with what it needs."""
 
+    async def staged(command):
+        made = command.get("made_environment")
+        is_inside = request.param == "in_process" or made is None or made.vector_mode == "sync"
+        return command if is_inside else await with_conductors(harness, command)
 
-def steps_of(harness, phase="train"):
-    return trajectories.read(harness.folder / "run", phase).to_pandas()
+    async def play(*, play=harness.play, **command):
+        return await play(**await staged(command))
 
-
-def require_whole(steps, records):
-    """Each episode is on record from its first observation to its last step, once."""
-    for record in records:
-        mine = steps[steps.episode == record.index]
-        if not record.steps:
-            assert mine.empty
-            continue
-        assert [int(place) for place, _ in mine.observation] == list(range(record.steps))
-        assert mine.step.tolist() == list(range(record.steps))
-        assert len({slot for _, slot in mine.observation}) == 1
-        assert mine.reward.sum() == record.value
-        assert set(mine.outcome) == {record.outcome}
-    assert len(steps) == sum(record.steps for record in records)
+    harness.transport, harness.staged, harness.play = request.param, staged, play
+    return harness
 
 
 @MODES
@@ -80,10 +70,13 @@ RESET = VectorEnvironment._reset
 async def test_single_ones_that_can_be_reset_have_the_seeds_of_their_episodes(harness, monkeypatch):
     seeds = []
     monkeypatch.setattr(
-        "governor.episodes.local.vector_environment.VectorEnvironment._reset",
+        "governor.episodes.vectors.vector_environment.VectorEnvironment._reset",
         lambda self, asked, chosen, reset=RESET: seeds.append(asked["seed"]) or reset(self, asked, chosen),
     )
     records, _ = await harness.play(episodes=10, **native(mode="Disabled"))
+    assert sorted(record.seed for record in records) == sorted(episode_seed(7, 0, each) for each in range(10))
+    if harness.transport == "conductors":
+        return  # another process resets them
     given = [seed for each in seeds for seed in each if seed is not None]
     assert sorted(given) == sorted(record.seed for record in records)
 
@@ -151,10 +144,10 @@ async def test_where_no_episode_begins_all_are_reset_again(harness, mode):
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-async def test_a_first_observation_that_is_none_begins_no_episode(harness, monkeypatch, mode):
-    monkeypatch.setattr("vector_world.FAULT_AT", 5 if mode == "NextStep" else 4)  # of the second environment
-    flag = str(harness.folder / "flag")
-    records, _ = await harness.play(episodes=12, **native(mode=mode, fault="nan", flag=flag))
+async def test_a_first_observation_that_is_none_begins_no_episode(harness, mode):
+    fault_at = 5 if mode == "NextStep" else 4  # of the second environment
+    fault = {"fault": "nan", "fault_at": fault_at, "flag": str(harness.folder / "flag")}
+    records, _ = await harness.play(episodes=12, **native(mode=mode, **fault))
     assert outcomes(records) == ["terminated"] * 12
     require_whole(steps_of(harness), records)
 
@@ -241,7 +234,7 @@ async def test_evaluations_take_their_turn(harness):
 async def test_no_report_waits_for_the_end_of_another_episode(harness):
     """The first one is sent at once, and the second, a step later, with those of the moment: there are none."""
     controller = await harness.start("simulation")
-    await controller.perform(harness.command(episodes=4, **native(endless=2)))
+    await controller.perform(harness.command(episodes=4, **await harness.staged(native(endless=2))))
     link = harness.links["simulation"]
     async with asyncio.timeout(20):
         first = await link.next(EpisodeEnded)
@@ -270,14 +263,24 @@ async def test_a_disk_that_is_full_fails_episodes_and_not_the_phase(harness):
     assert (len(records), end.end) == (128, "max_episodes")
 
 
+async def fault_of(harness, command):
+    """Of a vector that cannot be built: its conductor does not start."""
+    if harness.transport == "conductors":
+        with pytest.raises(ConductorError) as raised:
+            await harness.play(episodes=2, **command)
+        return raised.value.reason
+    _, end = await harness.play(episodes=2, **command)
+    return end.fault
+
+
 async def test_what_has_no_arrays_is_told_to_say_sync(harness):
-    _, end = await harness.play(episodes=2, **native(entry="gymnasium:Blackjack-v1", stepped="async", size=1))
-    assert "say vector: {num_envs: N, mode: sync}" in end.fault
+    command = native(entry="gymnasium:Blackjack-v1", stepped="async", size=1)
+    assert "say vector: {num_envs: N, mode: sync}" in await fault_of(harness, command)
 
 
 async def test_an_id_without_a_vector_of_its_own_is_told_what_there_is(harness):
-    _, end = await harness.play(episodes=2, **native(entry="gymnasium:FrozenLake-v1"))
-    assert end.fault.endswith("say mode: sync, or mode: async")
+    command = native(entry="gymnasium:FrozenLake-v1")
+    assert (await fault_of(harness, command)).endswith("say mode: sync, or mode: async")
 
 
 # -- processes ----------------------------------------------------------------------------------------------
@@ -320,9 +323,13 @@ async def test_an_operating_system_error_of_one_environment_is_no_death_and_all_
     records, _ = await harness.play(episodes=6, **command)
     failed = [without_place(record.reason) for record in records if record.outcome == "failed"]
     assert failed == ["environment.step: FileNotFoundError: no map"] * 2
+    builders = {f"closed-{os.getpid()}"}  # Gymnasium builds one for its spaces
+    if harness.transport == "conductors":
+        [process] = harness.conductors["environment.lake"].pool._processes
+        builders.add(f"closed-{process.pid}")
+        await harness.conductors["environment.lake"].close()
     closed = {path.name for path in harness.folder.glob("closed-*")}
-    closed.discard(f"closed-{os.getpid()}")  # Gymnasium builds one for its spaces
-    assert len(closed) == 4, "those of the first vector, and of the next one"
+    assert len(closed - builders) == 4, "those of the first vector, and of the next one"
 
 
 async def test_a_hang_is_found(harness):

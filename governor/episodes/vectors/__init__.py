@@ -1,0 +1,1 @@
+"""Vectors of environments that step together, for each transport."""

@@ -1,0 +1,116 @@
+"""A vector whose environments step together, in a process of its own: the same episodes as in process, and what dies or hangs."""
+
+import asyncio
+
+import pytest
+
+from governor.messages import Evaluate
+from tests.support.in_process_commands import outcomes, told
+from tests.support.native_vectors import native, require_whole, steps_of, with_conductors
+from tests.support.reasons import without_place
+
+MODES = pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+
+
+def without_times(records):
+    return [(*each, record.metrics) for each, record in zip(told(records), by_index(records), strict=True)]
+
+
+def by_index(records):
+    return sorted(records, key=lambda record: record.index)
+
+
+@MODES
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"mode": "eval"},
+        {"max_steps": 4},
+        {"evaluate": Evaluate(every=6, episodes=3)},
+        {"fault": "nan"},
+        {"fault": "reset"},
+        {"fault": "raise"},
+    ],
+)
+async def test_the_agent_is_called_and_told_as_in_process(harness, mode, more):
+    """It draws its actions from one generator: another order would be other episodes."""
+    more = dict(more)
+    walks = {"fault": more.pop("fault", ""), "flag": str(harness.folder / "flag")}
+    command = native(mode=mode, agent="Hears", **walks)
+    inner, _ = await harness.play(episodes=17, name="inner", **more, **command)
+    heard = harness.state()["heard"] if more.get("mode") != "eval" else None
+    inner_steps = steps_of(harness, "inner")
+    for left in ("run/agents/walker.state", "flag"):
+        (harness.folder / left).unlink(missing_ok=True)
+    outer, _ = await harness.play(
+        episodes=17, name="outer", incarnation=2, **more, **await with_conductors(harness, command)
+    )
+    assert [record[:5] for record in told(outer)] == [record[:5] for record in told(inner)]
+    assert [record.metrics for record in by_index(outer)] == [record.metrics for record in by_index(inner)]
+    if heard is not None:
+        assert harness.state()["heard"] == heard
+    outer_steps = steps_of(harness, "outer")
+    require_whole(outer_steps, outer)
+    for column in ("episode", "step", "action", "reward", "terminated", "truncated", "seed", "outcome"):
+        assert outer_steps[column].tolist() == inner_steps[column].tolist(), column
+
+
+@MODES
+async def test_the_death_of_its_process_costs_no_episode(harness, mode):
+    fault = {"fault": "exit", "fault_at": 5, "flag": str(harness.folder / "flag")}
+    command = await with_conductors(harness, native(mode=mode, **fault))
+    records, end = await harness.play(episodes=12, **command)
+    assert (outcomes(records), end.failures) == (["terminated"] * 12, 0)
+    assert end.metrics["episodes_played_again"] in (3, 4)
+    require_whole(steps_of(harness), records)
+
+
+async def test_episodes_whose_process_always_dies_crash(harness):
+    command = await with_conductors(harness, native(fault="exit"))
+    records, _ = await harness.play(episodes=4, **command)
+    assert outcomes(records) == ["crashed"] * 4
+    assert {without_place(record.reason).partition(":")[0] for record in records} == {
+        "the process of environment 'lake' exited"
+    }
+    assert {record.steps for record in records} == {2}
+    require_whole(steps_of(harness), records)
+
+
+async def test_a_vector_that_hangs_is_killed_and_the_others_are_played_again(harness):
+    fault = {"fault": "sleep", "fault_at": 9, "flag": str(harness.folder / "flag")}
+    command = await with_conductors(harness, native(**fault))
+    records, _ = await harness.play(episodes=12, episode_timeout=1.0, **command)
+    late = [record for record in records if record.outcome == "timed_out"]
+    assert late
+    assert {without_place(record.reason) for record in late} == {
+        "longer than 1 s, and environment 'lake' hangs"
+    }
+    assert outcomes(records).count("terminated") == 12 - len(late)
+    require_whole(steps_of(harness), records)
+
+
+async def test_two_workers_have_a_vector_each_and_the_next_phase_has_them_too(harness):
+    command = await with_conductors(harness, native(agent="OneByOne"), pool=2)
+    records, _ = await harness.play(episodes=40, workers=2, **command)
+    assert outcomes(records) == ["terminated"] * 40
+    require_whole(steps_of(harness), records)
+    records, _ = await harness.play(
+        episodes=9, phase=1, name="test", mode="eval", workers=2, incarnation=2, **command
+    )
+    assert outcomes(records) == ["terminated"] * 9
+    require_whole(steps_of(harness, "test"), records)
+
+
+async def test_an_agent_that_learns_beside_its_actions_learns_from_each_step(harness):
+    command = await with_conductors(harness, native())
+    records, _ = await harness.play(episodes=12, max_staleness=3, **command)
+    learned = harness.state()["learned"]
+    assert len(learned) == sum(record.steps for record in records)
+
+
+async def test_an_agent_that_hangs_makes_its_conductor_give_up(harness):
+    command = await with_conductors(harness, native(agent="Sleeps"))
+    controller = await harness.start("simulation")
+    await controller.perform(harness.command(episodes=9, episode_timeout=0.5, **command))
+    assert "hangs" in await asyncio.wait_for(harness.failures["agent.walker"], 20)
