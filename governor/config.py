@@ -14,12 +14,12 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from governor.errors import ConfigError
 from governor.locations import CLIENT_SOCKET, KEYS, default_runtime_dir, default_state_dir
 from governor.units import sizes
-from governor.units.fields import AnyDuration  # noqa: TC001  # pydantic reads it at run time
+from governor.units.fields import LIST, WORD, AnyDuration
 from governor.units.hooks import Hooks
 from governor.units.sections import Section, spell, validated
 from transport import endpoints
@@ -159,8 +159,11 @@ class MachineConfig(Section):
 
     cpus: Annotated[float | None, Field(gt=0, le=65536, description="Processors.")] = None
     gpus: Annotated[
-        Annotated[int, Field(ge=0, le=1024)]
-        | Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
+        Annotated[
+            Annotated[int, Field(ge=0, le=1024), Tag(WORD)]
+            | Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False), Tag(LIST)],
+            Discriminator(lambda given: LIST if isinstance(given, list | tuple) else WORD),
+        ]
         | None,
         Field(
             description="GPUs: their number, or their names as of `CUDA_VISIBLE_DEVICES`; null: those of that variable, else of /dev.",

@@ -131,8 +131,10 @@ def _yaml(value: Any) -> str:
 
 
 def _kind(key: str, field: FieldInfo, schema: dict[str, Any]) -> str:
-    if any(getattr(rule, "func", None) is sizes.in_bytes for rule in field.metadata):
-        return "size, bytes"
+    parts = get_args(field.annotation)
+    rules = [*field.metadata, *(rule for part in parts for rule in getattr(part, "__metadata__", ()))]
+    if any(getattr(rule, "func", None) is sizes.in_bytes for rule in rules):
+        return "size, bytes or null" if type(None) in parts else "size, bytes"
     return _words(schema, key)
 
 

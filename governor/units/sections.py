@@ -121,6 +121,8 @@ def _message(error: ErrorDetails, model: type[BaseModel]) -> str:
             text = f"{rule}, not {given!r}"
         case "too_short":
             text = f"must have at least {context['min_length']} item"
+        case "string_too_short":
+            text = f"must have at least {context['min_length']} character"
         case "string_too_long":
             text = f"must be at most {context['max_length']} characters long"
         case "value_error":

@@ -89,6 +89,23 @@ def test_what_is_no_pattern_of_entries_is_refused(pattern):
         config.load(options={"entries.allow": [*good, pattern]})
 
 
+@pytest.mark.parametrize(
+    ("gpus", "faults"),
+    [
+        ([0, "1"], ["machine.gpus[0]: must be a text, not 0"]),
+        (["0", ""], ["machine.gpus[1]: must have at least 1 character"]),
+        ("0,1", ["machine.gpus: must be a whole number, not the text '0,1'"]),
+        (-1, ["machine.gpus: must be greater than or equal to 0, not -1"]),
+    ],
+)
+def test_gpus_that_are_no_number_and_no_names_are_one_fault(gpus, faults):
+    with pytest.raises(ConfigError) as caught:
+        config.load(options={"machine.gpus": gpus})
+    assert list(caught.value.faults) == faults
+    assert config.load(options={"machine.gpus": ["0", "2"]}).machine.gpus == ("0", "2")
+    assert config.load(options={"machine.gpus": 0}).machine.gpus == 0
+
+
 def test_the_sample_shows_the_defaults():
     sample = config.load(REPOSITORY / "governor/cli/service/files/governor.toml", environ={"HOME": "/home/u"})
     assert sample == config.load(environ={"HOME": "/home/u"})
