@@ -40,8 +40,16 @@ def _try_to_listen(endpoint: endpoints.Endpoint) -> None:
             type=socket.SOCK_STREAM,
             flags=socket.AI_PASSIVE,
         )[0]
-    except OSError:
-        return  # an interface, perhaps: the broker will tell
+    except (OSError, UnicodeError) as error:
+        if _is_interface(endpoint.host or ""):
+            return
+        if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN:
+            raise TryAgain(f"cannot listen at {endpoint}: {error.strerror} ({endpoint.host!r})") from error
+        fault = (
+            f"cannot listen at {endpoint}: {endpoint.host!r} is no address, and no name of an address or a network interface; "
+            "write an address of this machine, or 0.0.0.0 for all of them"
+        )
+        raise ConfigError("network.listen", [fault]) from error
     try:
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -54,3 +62,11 @@ def _try_to_listen(endpoint: endpoints.Endpoint) -> None:
                 "(network.listen)"
             ) from error
         raise ConfigError("network.listen", [f"cannot listen at {endpoint}: {error.strerror}"]) from error
+
+
+def _is_interface(host: str) -> bool:
+    try:
+        socket.if_nametoindex(host)
+    except (OSError, UnicodeError):
+        return False
+    return True
