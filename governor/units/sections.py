@@ -39,6 +39,7 @@ _PATTERNS: Final = {
     "entry": "must look like 'module:attribute' (or 'gymnasium:ID' for an environment)",
     "call": "must look like 'module:attribute'",
     "http": "must be a path, as /health, or a URL",
+    "url": "must be an URL, as https://hooks.example.org/runs, or, for a command, a list of its words",
 }
 _LONGEST_MISSPELLING: Final = 64
 

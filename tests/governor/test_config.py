@@ -89,6 +89,14 @@ def test_what_is_no_pattern_of_entries_is_refused(pattern):
         config.load(options={"entries.allow": [*good, pattern]})
 
 
+@pytest.mark.parametrize("given", ["./notify.sh", "", "ftp://lab/x", {"url": "hooks.example.org"}])
+def test_a_hook_that_is_no_url_is_told_how_urls_and_commands_are_written(given):
+    with pytest.raises(ConfigError) as caught:
+        config.load(options={"hooks.on_end": given})
+    [fault] = caught.value.faults
+    assert fault.startswith("hooks.on_end.url: must be an URL, as https://hooks.example.org/runs, or, for a command, a list")
+
+
 @pytest.mark.parametrize(
     ("gpus", "faults"),
     [
