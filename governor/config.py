@@ -70,7 +70,9 @@ def _short(folder: Path) -> Path:
 
 def _ray_address(value: str) -> str:
     host, _, port = value.rpartition(":")
-    if value != "local" and not (host and re.fullmatch(r"\d{1,5}", port) and 0 < int(port) < 65536):
+    if value != "local" and not (
+        host and "/" not in host and re.fullmatch(r"[0-9]{1,5}", port) and 0 < int(port) < 65536
+    ):
         raise ValueError(f"must be 'local' or 'host:port', not {value!r}")
     return value
 
@@ -82,7 +84,7 @@ def _metrics_address(value: str) -> str:
             raise ValueError(f"must name an absolute path of at most {_SOCKET_BYTES} bytes, not {path!r}")
         return value
     host, _, port = value.rpartition(":")
-    if not host or not re.fullmatch(r"\d{1,5}", port) or not int(port) < 65536:
+    if not host or "/" in host or not re.fullmatch(r"[0-9]{1,5}", port) or not int(port) < 65536:
         raise ValueError(f"must be 'unix:/PATH' or a loopback address like '127.0.0.1:9464', not {value!r}")
     try:
         is_loopback = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
@@ -396,7 +398,7 @@ def changed(old: Config, new: Config) -> tuple[str, ...]:
 
 def _toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))  # some editors begin a file with a mark
     except OSError as error:
         raise ConfigError(str(file), [f"can't be read: {error.strerror}"]) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -72,6 +72,19 @@ def test_all_faults_are_listed(tmp_path):
     }
 
 
+def test_a_byte_order_mark_is_no_fault(tmp_path):
+    file = tmp_path / "governor.toml"
+    file.write_bytes(b"\xef\xbb\xbfslots = 3\n")
+    assert config.load(file).slots == 3
+
+
+@pytest.mark.parametrize("address", ["ray://10.0.0.1:10001", "http://10.0.0.1:8265"])
+def test_an_address_of_ray_has_no_scheme(address):
+    """A run would end with: no Ray at ray://10.0.0.1:10001, name or service not known."""
+    with pytest.raises(ConfigError, match=r"ray\.address: must be 'local' or 'host:port', not '"):
+        config.load(options={"ray.address": address})
+
+
 def test_files_that_are_no_toml(tmp_path):
     (tmp_path / "bad.toml").write_text("a = = 1")
     for name, said in [("bad.toml", "is not TOML"), ("missing.toml", "No such file")]:
@@ -94,7 +107,9 @@ def test_a_hook_that_is_no_url_is_told_how_urls_and_commands_are_written(given):
     with pytest.raises(ConfigError) as caught:
         config.load(options={"hooks.on_end": given})
     [fault] = caught.value.faults
-    assert fault.startswith("hooks.on_end.url: must be an URL, as https://hooks.example.org/runs, or, for a command, a list")
+    assert fault.startswith(
+        "hooks.on_end.url: must be an URL, as https://hooks.example.org/runs, or, for a command, a list"
+    )
 
 
 @pytest.mark.parametrize(
@@ -156,6 +171,7 @@ def test_metrics_are_served_on_this_machine(tmp_path, listen):
         ("[::]:9464", "can be reached from other machines"),
         ("example.org:80", "can be reached from other machines"),
         ("127.0.0.1", "must be 'unix:/PATH' or a loopback address"),
+        ("http://127.0.0.1:9464", "must be 'unix:/PATH' or a loopback address"),
         ("127.0.0.1:70000", "must be 'unix:/PATH' or a loopback address"),
         (":9464", "must be 'unix:/PATH' or a loopback address"),
         ("unix:metrics.sock", "must name an absolute path"),

@@ -10,7 +10,9 @@ from governor.network import listening
 
 
 def settings_at(listen, tmp_path):
-    return listening.settings_of(config.load(options={"network.listen": listen, "network.keys": tmp_path / "keys"}))
+    return listening.settings_of(
+        config.load(options={"network.listen": listen, "network.keys": tmp_path / "keys"})
+    )
 
 
 @pytest.mark.parametrize("host", ["lab..example.org", "a" * 64])
