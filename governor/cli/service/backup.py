@@ -12,9 +12,9 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from governor.cli import ask
+from governor.cli import ask, drop_output
 from governor.cli.rendering import display
-from governor.errors import NotPermitted, UsageError
+from governor.errors import NotPermitted, TryAgain, UsageError
 from governor.files import put_in_place, temporary
 from governor.locations import default_state_dir
 from governor.units import sizes
@@ -102,12 +102,18 @@ def _runs(about: About) -> str:
 
 @contextmanager
 def _written(file: str) -> Iterator[IO[bytes]]:
-    """What is written is there once it is whole. Raises UsageError, NotPermitted, NoRoom, OSError."""
+    """What is written is there once it is whole. Raises UsageError, NotPermitted, NoRoom, TryAgain, OSError."""
     if file == STREAM:
         if sys.stdout.isatty():
             raise UsageError("a backup is no text: name a FILE, or say where standard output goes")
-        with _room(Path("standard output")):
-            yield sys.stdout.buffer
+        try:
+            with _room(Path("standard output")):
+                yield sys.stdout.buffer
+        except (
+            BrokenPipeError
+        ) as error:  # elsewhere the end of the reader is no error: here a copy would be missed
+            drop_output()
+            raise TryAgain("the reader of standard output has gone: there is no whole backup") from error
         return
     path = Path(file)
     if path.exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,18 @@ def test_through_a_pipe(state, tmp_path):
     made.stdout.close()
     assert (made.wait(60), done.returncode) == (0, 0), done.stderr
     assert "governor: 0 runs, restored into " in done.stderr
+
+
+def test_a_reader_that_is_gone_leaves_no_backup(state):
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "governor", "backup", "-", "--state-dir", state]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(writing)
+    assert done.returncode == 75
+    assert (
+        done.stderr == "governor: error: the reader of standard output has gone: there is no whole backup\n"
+    )
 
 
 def test_a_file_that_is_there_is_kept(state, tmp_path):
