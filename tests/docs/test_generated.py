@@ -1,5 +1,6 @@
 """The generated parts of the pages are those that the code of today makes, and they say all that there is to say."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -76,3 +77,23 @@ def test_the_page_has_every_exit_code():
     page = (ROOT / "docs" / "cli.md").read_text()
     table = page.partition("## Exit codes")[2].partition("\n## ")[0]
     assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)] == [*ExitCode]
+
+
+@pytest.mark.parametrize("folder", ["daemon", "runs", "journal", "output", "processes"])
+def test_the_page_has_every_event_of_the_daemons_own_process(folder):
+    page = (ROOT / "docs" / "logs.md").read_text()
+    calls = [
+        node
+        for module in sorted((ROOT / "governor" / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args
+    ]
+    events = {
+        str(call.args[0].value)
+        for call in calls
+        if call.func.attr in {"info", "warning", "error", "exception"}
+        and isinstance(call.args[0], ast.Constant)
+        and re.fullmatch(r"[a-z_]+\.[a-z_.]+", str(call.args[0].value))
+    }
+    assert events
+    assert {event for event in events if f"`{event}`" not in page} == set()
