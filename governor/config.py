@@ -69,12 +69,10 @@ def _short(folder: Path) -> Path:
 
 
 def _ray_address(value: str) -> str:
-    host, _, port = value.rpartition(":")
-    if value != "local" and not (
-        host and "/" not in host and re.fullmatch(r"[0-9]{1,5}", port) and 0 < int(port) < 65536
-    ):
-        raise ValueError(f"must be 'local' or 'host:port', not {value!r}")
-    return value
+    port = re.fullmatch(r"[^/]+:([0-9]{1,5})", value)
+    if value == "local" or (port and 0 < int(port[1]) < 65536):
+        return value
+    raise ValueError(f"must be 'local' or 'host:port', not {value!r}")
 
 
 def _metrics_address(value: str) -> str:
@@ -145,8 +143,7 @@ class LogsConfig(Section):
         Field(
             ge=10,
             le=10_000,
-            description="Lines a second that are kept of each process and stream, ten seconds' worth at once; beyond them the "
-            "newest.",
+            description="Lines a second that are kept of each process and stream, ten seconds' worth at once; beyond them the newest.",
         ),
     ] = 2000
     bytes_per_second: Annotated[
@@ -224,8 +221,7 @@ class MetricsConfig(Section):
     listen: Annotated[
         Annotated[str, AfterValidator(_metrics_address)] | None,
         Field(
-            description="Where `GET /metrics` is answered: `unix:PATH`, or a loopback address with a port, `127.0.0.1:9464`; "
-            "null: nowhere.",
+            description="Where `GET /metrics` is answered: `unix:PATH`, or a loopback address with a port, `127.0.0.1:9464`; null: nowhere.",
             examples=["127.0.0.1:9464"],
         ),
     ] = None
@@ -256,8 +252,7 @@ class Config(Section):
     state_dir: Annotated[
         FilePath,
         Field(
-            description="Folder of the journal and of all runs. Default: `$STATE_DIRECTORY`, else "
-            "`$XDG_STATE_HOME/run-governor`, else `~/.local/state/run-governor`.",
+            description="Folder of the journal and of all runs. Default: `$STATE_DIRECTORY`, else `$XDG_STATE_HOME/run-governor`, else `~/.local/state/run-governor`.",
             examples=["/var/lib/run-governor"],
         ),
     ]
@@ -297,8 +292,7 @@ class Config(Section):
     log_format: Annotated[
         Literal["console", "json", "journal"] | None,
         Field(
-            description="Format of the log; null: `console` on a terminal, `journal` (systemd's, with fields) where standard "
-            "error is that, else `json`.",
+            description="Format of the log; null: `console` on a terminal, `journal` (systemd's, with fields) where standard error is that, else `json`.",
             examples=["json"],
         ),
     ] = None
@@ -327,8 +321,7 @@ class Config(Section):
     keep_days: Annotated[
         Annotated[float, Field(ge=0, le=100_000)] | None,
         Field(
-            description="Runs that ended within so many days are kept, besides those that `keep_runs` keeps; null: no such "
-            "bound.",
+            description="Runs that ended within so many days are kept, besides those that `keep_runs` keeps; null: no such bound.",
             examples=[30],
         ),
     ] = None
@@ -398,7 +391,7 @@ def changed(old: Config, new: Config) -> tuple[str, ...]:
 
 def _toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8-sig"))  # some editors begin a file with a mark
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(str(file), [f"can't be read: {error.strerror}"]) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
