@@ -5,13 +5,15 @@ Rules:
    timed out, crashed, was cancelled or never began is missing, and is done.
 2. Whole phases are kept up to the first one where something is missing; the run continues there, as after a restart
    of the daemon.
-3. The old run stays as it is. The new one gets its files: those that are only written whole, under another name, as
-   hard links; all others, which its tasks may modify, as copies.
+3. The old run stays as it is. The new one gets its files: those that Run Governor wrote, only whole and under another
+   name, as hard links; all others, which its tasks may modify, as copies. A link into the old run's folder leads to the
+   same place of the new one's.
 4. The files are complete in a staging folder before the run is in the journal (`staging`).
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import Counter
 from dataclasses import dataclass
@@ -19,16 +21,17 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from governor.episodes.records import episode_file
+from governor.episodes.records import checkpoints, episode_file
 from governor.episodes.rules.evaluation import planned_episodes
 from governor.episodes.rules.failures import allowed
 from governor.errors import UsageError
-from governor.files import sync_to_disk
+from governor.files import name_of, sync_to_disk
 from governor.journal.failures import COUNTED
 from governor.messages import BAD_TASKS
 from governor.runs.assignment import Assignment
 from governor.runs.record import environment, failures, result, snapshot, usage
 from governor.runs.record.staging import begin
+from governor.tasks.protocol.values import SUFFIXES as VALUE_SUFFIXES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -45,10 +48,15 @@ if TYPE_CHECKING:
 CUT_SHORT: Final = frozenset({"failed", "aborted"})
 """Ends of a phase that ended with its run."""
 WRITTEN_WHOLE: Final = frozenset({"results", "episodes", "agents", "checkpoints"})
-"""Folders of a run whose files are never changed in place."""
+"""Folders of a run in which Run Governor never changes a file in place. Tasks may have written files of their own there."""
 MOST_FAILURES: Final = 10_000
 """Of whole phases that are taken over, in the transaction that accepts the run: the first ones."""
-_LINKED: Final = WRITTEN_WHOLE | {snapshot.FOLDER}
+_VALUE: Final = re.compile(r".+-\d+")
+"""What the files of a task's run are named, without their suffix."""
+_EPISODES: Final = frozenset({".jsonl", ".parquet", episode_file.SUFFIX})
+_STATE: Final = ".state"
+"""How the name of a file with what an agent has learned ends."""
+_CAN_BE_WRITTEN: Final = 0o222
 OF_ONE_RUN: Final = frozenset(
     {"run.json", "result.json", "report.html", usage.FILE, environment.FILE, *result.FILES.values()}
 )
@@ -248,9 +256,11 @@ def stage(kept: KeptWork, folder: Path) -> None:
     staging = begin(folder)
     if not old.is_dir():
         return
+    phases = frozenset(name_of(phase.name) for phase in kept.phases)
+    copying = _Copying(old=old, new=folder, phases=phases)
     for entry in old.iterdir():
         if entry.name not in OF_ONE_RUN:
-            _copy(entry, staging / entry.name, link=entry.name in _LINKED)
+            copying.copy(entry, staging / entry.name)
     for phase in kept.phases:
         lines = episode_file.path_of(staging, phase.name)
         if not phase.is_whole and lines.exists():
@@ -258,20 +268,54 @@ def stage(kept: KeptWork, folder: Path) -> None:
     sync_to_disk(staging)
 
 
-def _copy(source: Path, target: Path, *, link: bool) -> None:
-    """Copies a file, a folder with its content, or a link as it is; skips half-written files and sockets."""
-    if source.name.startswith(".") and source.name.endswith(".part"):
-        return
-    if source.is_symlink():
-        target.symlink_to(source.readlink())
-    elif source.is_dir():
-        target.mkdir(mode=0o700)
-        for entry in source.iterdir():
-            _copy(entry, target / entry.name, link=link)
-        sync_to_disk(target)
-    elif source.is_file() and not (link and _linked(source, target)):
-        shutil.copy2(source, target)
-        sync_to_disk(target)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Copying:
+    """Of files of the folder `old` for the folder `new`. `phases` are the names of the phases' folders."""
+
+    old: Path
+    new: Path
+    phases: frozenset[str]
+
+    def copy(self, source: Path, target: Path) -> None:
+        """Copies a file, a folder with its content, or a link; skips half-written files and sockets."""
+        if source.name.startswith(".") and source.name.endswith(".part"):
+            return
+        if source.is_symlink():
+            target.symlink_to(self._moved(source.readlink()))
+        elif source.is_dir():
+            target.mkdir(mode=0o700)
+            for entry in source.iterdir():
+                self.copy(entry, target / entry.name)
+            sync_to_disk(target)
+        elif source.is_file() and not (self._is_written_whole(source) and _linked(source, target)):
+            shutil.copy2(source, target)
+            sync_to_disk(target)
+
+    def _moved(self, place: Path) -> Path:
+        """Where a link to this place leads in the new folder."""
+        for old in (self.old, self.old.resolve()):
+            if place.is_relative_to(old):
+                return self.new / place.relative_to(old)
+        return place
+
+    def _is_written_whole(self, file: Path) -> bool:
+        """Nothing changes this file in place: Run Governor wrote it, or it can't be written."""
+        match file.relative_to(self.old).parts:
+            case ("episodes", _):
+                return file.suffix in _EPISODES
+            case ("agents", _):
+                return file.suffix == _STATE
+            case ("checkpoints", phase, name):
+                return phase in self.phases and (file.suffix == _STATE or name == checkpoints.INDEX)
+            case ("results", phase, _):
+                return (
+                    phase in self.phases
+                    and file.suffix in VALUE_SUFFIXES
+                    and _VALUE.fullmatch(file.stem) is not None
+                )
+            case (snapshot.FOLDER, *_):
+                return not file.stat().st_mode & _CAN_BE_WRITTEN
+        return False
 
 
 def _linked(source: Path, target: Path) -> bool:

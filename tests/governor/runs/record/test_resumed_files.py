@@ -13,7 +13,8 @@ import pytest
 from governor.episodes.records.episode_file import EpisodeFile, folder_of, parquet_of, path_of
 from governor.errors import UsageError
 from governor.index_ranges import IndexRanges
-from governor.runs.record.resume import KeptWork, find_kept_work, stage
+from governor.messages.figures import PhaseFigures
+from governor.runs.record.resume import KeptPhase, KeptWork, find_kept_work, stage
 from governor.runs.record.staging import discard, finish_interrupted, publish, staging_of
 from tests.support.resumed_runs import (
     ALL_TASKS,
@@ -86,6 +87,12 @@ def all_of(folder, *phases):
     return KeptWork(parent="old", folder=folder, phases=phases, failures=(), restored=())
 
 
+def phase_named(name):
+    return KeptPhase(
+        index=0, name=name, episodes=PhaseFigures(), tasks=0, gone=frozenset(), events=(("phase.ended", {}),)
+    )
+
+
 def test_files_come_along_and_what_tasks_may_write_into_is_their_own(tmp_path, old):
     for name in (
         "results/p/t-0.json", "agents/a.state", "checkpoints/p/a.best.state", "mine/deep/model.pt", "run.json", "result.json",
@@ -97,7 +104,7 @@ def test_files_come_along_and_what_tasks_may_write_into_is_their_own(tmp_path, o
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(old / "mine" / "s"))
     new = old.with_name("new")
-    stage(all_of(old), new)
+    stage(all_of(old, phase_named("p")), new)
     assert not new.exists()
     publish(new)
     names = {
@@ -111,6 +118,50 @@ def test_files_come_along_and_what_tasks_may_write_into_is_their_own(tmp_path, o
     (new / "mine/deep/model.pt").write_text("changed")
     assert (old / "mine/deep/model.pt").read_text() == "mine/deep/model.pt"
     assert [path.name for path in new.parent.iterdir() if path.name.startswith(".")] == []
+
+
+def test_files_that_tasks_wrote_where_run_governor_writes_too_are_the_new_run_s_own(old):
+    names = (
+        "results/summary.csv", "results/p/notes.json", "results/other/t-0.json", "checkpoints/model.state",
+        "checkpoints/p/model.pt", "agents/log.txt", "episodes/plot.png", "code/main.py",
+    )  # fmt: skip
+    for name in names:
+        (old / name).parent.mkdir(parents=True, exist_ok=True)
+        (old / name).write_text("old")
+    new = old.with_name("new")
+    stage(all_of(old, phase_named("p")), new)
+    publish(new)
+    for name in names:
+        with (new / name).open("a") as file:
+            file.write(" and new")
+    assert {name: (old / name).read_text() for name in names} == dict.fromkeys(names, "old")
+
+
+def test_the_copy_of_the_code_is_shared_since_it_can_t_be_written(old):
+    copy = old / "code" / "main.py"
+    copy.parent.mkdir()
+    copy.write_text("")
+    copy.chmod(0o444)
+    new = old.with_name("new")
+    stage(all_of(old), new)
+    publish(new)
+    assert (new / "code" / "main.py").samefile(copy)
+
+
+def test_a_link_into_the_old_run_s_folder_leads_into_the_new_one_s(tmp_path, old):
+    (old / "step-3").mkdir()
+    (old / "step-3" / "model.pt").write_text("old")
+    real = tmp_path / "elsewhere"
+    real.mkdir()
+    (old / "latest").symlink_to(old / "step-3")
+    (old / "data").symlink_to(real)
+    new = old.with_name("new")
+    stage(all_of(old), new)
+    publish(new)
+    (new / "latest" / "model.pt").write_text("new")
+    assert (old / "step-3" / "model.pt").read_text() == "old"
+    assert (new / "latest").readlink() == new / "step-3"
+    assert (new / "data").readlink() == real
 
 
 def test_without_links_files_are_copied(monkeypatch, old):
