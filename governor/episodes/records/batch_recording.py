@@ -12,9 +12,9 @@ Rules:
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -102,16 +102,16 @@ class BatchRecorder:
         self._lock = threading.RLock()
         self._playing: dict[int, _Playing] = {}
         self._ended: list[_Part] = []
-        self._broken_off: set[int] = set()
-        """Episodes that are played again, if they are, with the same number of the attempt."""
+        self._broken_off: Counter[int] = Counter()
+        """How often episodes ended with their process."""
 
     def begin(self, slot: int, *, episode: int, seed: int, retries: int = 0) -> None:
         """`retries`: so many attempts at it have failed, perhaps with another recorder."""
-        is_again = retries or episode in self._broken_off
-        stream = self._make_stream() if is_again else self._stream
+        before = retries + self._broken_off[episode]
+        stream = self._make_stream() if before else self._stream
         with self._lock:
             self.lost.pop(episode, None)
-            self._playing[slot] = _Playing(episode, retries + 1, seed, slot, stream, self.buffer.row)
+            self._playing[slot] = _Playing(episode, before + 1, seed, slot, stream, self.buffer.row)
 
     def add(self, steps: int) -> None:
         """A step of all is in its row; so many of them belong to an episode."""
@@ -124,7 +124,7 @@ class BatchRecorder:
             if playing is not None:  # else the watch has declared it hung
                 self._ended.append(playing.part(self.buffer.row, outcome))
                 if outcome == "crashed":
-                    self._broken_off.add(playing.episode)
+                    self._broken_off[playing.episode] += 1
 
     def flush(self) -> None:
         """Writes the episodes that have ended to the kernel. Raises OSError: steps that were not written are dropped."""
@@ -155,9 +155,11 @@ class BatchRecorder:
 
     def _write(self, parts: list[_Part]) -> None:
         fault = None
-        for _, group in groupby(sorted(parts, key=_stream_of), _stream_of):
-            together = [*group]
-            stream, runs = together[0].stream, [part.run for part in together]
+        of_streams: dict[Stream, list[_Part]] = {}
+        for part in parts:  # an attempt that comes first makes the older file
+            of_streams.setdefault(part.stream, []).append(part)
+        for stream, together in of_streams.items():
+            runs = [part.run for part in together]
             try:
                 stream.append(self.columns.batch_of_arrays(self._columns(together)), runs)
             except OSError as error:
@@ -206,7 +208,3 @@ class SlotRecorder:
 
     def flush(self) -> None:
         self._recorder.flush()
-
-
-def _stream_of(part: _Part) -> int:
-    return id(part.stream)

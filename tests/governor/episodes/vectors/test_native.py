@@ -332,6 +332,7 @@ async def test_an_operating_system_error_of_one_environment_is_no_death_and_all_
     assert len(closed - builders) == 4, "those of the first vector, and of the next one"
 
 
+@pytest.mark.parametrize("harness", ["in_process"], indirect=True)
 async def test_a_hang_is_found(harness):
     controller = await harness.start("simulation")
     stuck = native(agent="Sleeps")
@@ -354,3 +355,20 @@ def test_arrays_of_a_recorder_are_bounded(tmp_path):
     assert recorder.taken == 1
     assert sum(array.nbytes for array in recorder.buffer.columns) <= batch_recording.BYTES
     assert recorder.buffer.observations.nbytes <= batch_recording.BYTES
+
+
+def test_of_attempts_that_are_written_together_the_last_one_counts(tmp_path):
+    columns = Columns.of(Discrete(n=9, start=0), Discrete(n=2, start=0))
+    recorder = batch_recording.BatchRecorder(tmp_path, phase="p", worker=0, columns=columns, slots=9)
+    for steps, outcome in ((3, "crashed"), (1, "crashed"), (2, "terminated")):
+        for slot in range(9):
+            recorder.begin(slot, episode=slot, seed=1)
+        for _ in range(steps):
+            recorder.add(steps=9)
+        for slot in range(9):
+            recorder.end(slot, outcome=outcome)
+    recorder.flush()
+    recorder.close()
+    steps = trajectories.read(tmp_path, "p").to_pandas()
+    assert set(steps.attempt) == {3}
+    assert steps.groupby("episode").size().tolist() == [2] * 9

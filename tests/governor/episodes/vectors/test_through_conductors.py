@@ -63,7 +63,9 @@ async def test_the_death_of_its_process_costs_no_episode(harness, mode):
     records, end = await harness.play(episodes=12, **command)
     assert (outcomes(records), end.failures) == (["terminated"] * 12, 0)
     assert end.metrics["episodes_played_again"] in (3, 4)
-    require_whole(steps_of(harness), records)
+    steps = steps_of(harness)
+    require_whole(steps, records)
+    assert set(steps.attempt) == {1, 2}
 
 
 async def test_episodes_whose_process_always_dies_crash(harness):
