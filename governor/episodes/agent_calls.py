@@ -142,9 +142,11 @@ class AgentCalls:
     def _act_one_by_one(
         self, observations: NDArray[Any], workers: Sequence[int], *, explore: bool
     ) -> ActedBatch:
+        is_discrete = observations.ndim == 1 and observations.dtype.kind in "iu"
+        rows = observations.tolist() if is_discrete else observations
         acted = [
-            self.act_of(explore=explore, worker=worker)(observation)
-            for worker, observation in zip(workers, observations, strict=True)
+            self.act_of(explore=explore, worker=worker)(row)
+            for worker, row in zip(workers, rows, strict=True)
         ]
         return np.array([action for action, _ in acted]), [extras for _, extras in acted]
 

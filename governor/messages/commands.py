@@ -256,7 +256,7 @@ class Vector(Section):
     mode: Annotated[
         VectorMode,
         Field(
-            description="`sync`: one by one, in the worker's thread. `async`: each in a process of its own, all at once. `native`: the "
+            description="`sync`: one by one, in one thread. `async`: each in a process of its own, all at once. `native`: the "
             "entry builds a `gymnasium.vector.VectorEnv`, which steps all by itself. The last two: not with `transport: ray`.",
             examples=["native"],
         ),

@@ -232,7 +232,7 @@ class NativeWorker(LocalEpisodeWorker):
         recorder, buffer, where = self._recorder, self._recorder.buffer, self._where
         if buffer.row == buffer.rounds and not self._write_all():
             return
-        row, under_way = buffer.row, self._playing_now()
+        row, under_way = recorder.begin_step(), self._playing_now()
         where[0] = ACT
         try:
             extras = native_agent.act(buffer, under_way.asked, idle=self._idle_actions)

@@ -102,6 +102,7 @@ class BatchRecorder:
         self._lock = threading.RLock()
         self._playing: dict[int, _Playing] = {}
         self._ended: list[_Part] = []
+        self._is_in_step = False
         self._broken_off: Counter[int] = Counter()
         """How often episodes ended with their process."""
 
@@ -113,8 +114,14 @@ class BatchRecorder:
             self.lost.pop(episode, None)
             self._playing[slot] = _Playing(episode, before + 1, seed, slot, stream, self.buffer.row)
 
+    def begin_step(self) -> int:
+        """The row that the next step goes into; it stays until `add`, whatever ends before."""
+        self._is_in_step = True
+        return self.buffer.row
+
     def add(self, steps: int) -> None:
         """A step of all is in its row; so many of them belong to an episode."""
+        self._is_in_step = False
         self.taken += steps
         self.buffer.row += 1
 
@@ -133,7 +140,7 @@ class BatchRecorder:
             try:
                 self._write(ended)
             finally:
-                if not self._playing:
+                if not (self._playing or self._is_in_step):
                     self.buffer.rewind()
 
     def make_room(self) -> None:

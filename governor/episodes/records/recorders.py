@@ -58,6 +58,8 @@ class Recorders:
 
         recorder, columns, command = self._of.get(worker), Columns.of(observation, action), self._command
         if not isinstance(recorder, BatchRecorder) or recorder.columns != columns:
+            if recorder is not None:
+                recorder.close()
             recorder = BatchRecorder(
                 self._folder, phase=command.name, worker=worker, columns=columns, slots=slots
             )

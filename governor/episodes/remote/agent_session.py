@@ -248,25 +248,29 @@ class AgentSession:
         if request.slots is not None:
             self._acting = {slot: self._episodes[slot] for slot in request.slots}
         acting, observations = self._acting, request.observations
-        asked = [episode for episode in acting.values() if episode.fault is None]
+        asked = {slot: episode for slot, episode in acting.items() if episode.fault is None}
         if len(asked) < len(observations):
-            rows = [slot - request.first for slot, episode in acting.items() if episode.fault is None]
-            observations = observations[rows]
-        learns = request.train and runtime.learns
-        for episode, observation in zip(asked, observations, strict=True) if learns else ():
+            observations = observations[[slot - request.first for slot in asked]]
+        playing, learns = [*asked.values()], request.train and runtime.learns
+        for episode, observation in zip(playing, observations, strict=True) if learns else ():
             episode.observation = value_of(observation)  # before the agent may write to it
-        found, version = runtime.act_batch(asked, observations, explore=request.train) if asked else (None, 0)
+        found, version = (
+            runtime.act_batch(playing, observations, explore=request.train) if playing else (None, 0)
+        )
         actions, extras = found or (np.empty(0), None)
         if learns:
-            for episode, action, beside in zip(asked, actions, extras or repeat(NO_EXTRAS), strict=False):
+            for episode, action, beside in zip(playing, actions, extras or repeat(NO_EXTRAS), strict=False):
                 episode.action, episode.extras = value_of(action), beside
 
         def answer() -> bytes:
+            faults = _faults(acting)
+            failed = {fault.row for fault in faults}  # also to learn, after it has acted
+            rows = [row for row, slot in enumerate(asked) if slot not in failed]
             frame = frames.ActedTogetherFrame(
                 request.number,
-                actions,
+                actions if len(rows) == len(actions) else actions[rows],
                 version,
-                _faults(acting),
+                faults,
                 _faults(ended),
                 reports.take_each({slot: episode.reported for slot, episode in acting.items()}),
                 reports.take_each({slot: episode.reported for slot, episode in ended.items()}),
@@ -280,17 +284,16 @@ class AgentSession:
     ) -> None:
         following = request.observations if request.following is None else request.following
         for slot, episode in self._acting.items():
-            if slot in request.without or not episode.learn:
+            if slot in request.without:
                 continue
             row, end = slot - request.first, finished[slot].end if slot in finished else 0
+            reward = float(request.rewards[row])
             episode.steps += 1
-            reward, ends = (
-                float(request.rewards[row]),
-                (bool(end & wire.TERMINATED), bool(end & wire.TRUNCATED)),
-            )
-            stepped = episode.stepped(value_of(following[row]), reward, ends=ends, info=None)
             episode.value += reward
-            runtime.learn(episode, stepped)
+            if episode.learn:
+                ends = bool(end & wire.TERMINATED), bool(end & wire.TRUNCATED)
+                stepped = episode.stepped(value_of(following[row]), reward, ends=ends, info=None)
+                runtime.learn(episode, stepped)
 
 
 def _faults(episodes: Mapping[int, AgentEpisode]) -> list[frames.RowFault]:

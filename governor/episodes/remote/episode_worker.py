@@ -220,16 +220,24 @@ class EpisodeWorker(RemoteWorker):
             attempt.begin_recording()
         attempt.end_recording(outcome)
         self._note_end(attempt, outcome)
-        self._reports.add(attempt.record(outcome, reason), slot.recorder)
+        self._reports.add(attempt.record(outcome, reason), self._recorder_at(slot))
 
     def _note_end(self, attempt: EpisodeAttempt, outcome: EpisodeOutcome) -> None:
         """For an agent that wants to know it."""
         if self._hearing:
-            slot = attempt.slot.number if len(self._slots) > 1 else 0
+            slot = self._slot_in_session(attempt)
             figures = attempt.value, attempt.steps, dict(attempt.values)
             ended = frames.EndedEpisode(slot, attempt.index, outcome, *figures)
             for name in self._hearing:
                 self._ended.setdefault(name, []).append(ended)
+
+    def _recorder_at(self, slot: WorkerSlot) -> Any:
+        """What has the steps of this slot."""
+        return slot.recorder
+
+    def _slot_in_session(self, attempt: EpisodeAttempt) -> int:
+        """By which the agent's session knows its slot."""
+        return attempt.slot.number if len(self._slots) > 1 else 0
 
     def _end_waiting(self) -> None:
         waiting, self._waiting_ends = self._waiting_ends, []
@@ -282,9 +290,8 @@ class EpisodeWorker(RemoteWorker):
         for attempt in list(asked):
             self._end_in_time(attempt, "failed", reason)
         self._end_waiting()
-        self._idle = [
-            slot for slot in self._slots if all(attempt.slot is not slot for attempt in self._attempts)
-        ]
+        playing = [attempt.slot for attempt in self._attempts if not attempt.end]
+        self._idle = [slot for slot in self._slots if all(other is not slot for other in playing)]
         return None
 
     def _wait_for_answer(self, channel: RequestChannel, request: Any, asked: Sequence[EpisodeAttempt]) -> Any:

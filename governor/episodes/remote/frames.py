@@ -56,11 +56,12 @@ class FinishedRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepTogetherFrame(WireFrame, frozen=True, tag=17):
-    """A step of all. In these `slots` an episode has begun since the last answer, of which nobody was asked for a reset: `episodes`,
-    `phase` and `evaluation` as of `ResetManyFrame`.
+    """A step of all. In the slots `begun` an episode has begun since the last step; in `slots` one for which nobody was asked for a
+    reset: `episodes`, `phase` and `evaluation` as of `ResetManyFrame`.
     """
 
     actions: Any
+    begun: list[int] = []
     slots: list[int] = []
     episodes: list[int] = []
     phase: str = ""

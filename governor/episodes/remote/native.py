@@ -53,7 +53,8 @@ class NativeWorker(EpisodeWorker):
         self._deadline, self._cut = inf, 0
         """The first one of those that play, and after which round one of them is cut."""
         self._begun: list[EpisodeAttempt] = []
-        """Since the last step."""
+        """Since the last step; `_ready` are those of them that began without a reset."""
+        self._ready: list[EpisodeAttempt] = []
         self._acted: list[EpisodeAttempt] = []
         """Those for which the agent has acted last."""
         self._without: list[int] = []
@@ -68,7 +69,8 @@ class NativeWorker(EpisodeWorker):
         if self._is_broken:
             self._is_broken = False
             self._drop_environment(renew=True)
-        self._begun, self._acted, self._without, self._rewards = [], [], [], None
+        self._begun, self._ready, self._acted, self._without, self._rewards = [], [], [], [], None
+        self._began[:], self._returns[:] = self._round, 0.0
         super()._prepare()
         if self._informed or self._masked:
             raise ConductorUnavailable(ARRAYS_ALONE)
@@ -84,6 +86,12 @@ class NativeWorker(EpisodeWorker):
 
     def _recorder_of(self, number: int) -> Any:
         return self._slot_recorders[number - self._first_slot]
+
+    def _recorder_at(self, slot: WorkerSlot) -> Any:  # noqa: ARG002  # of all
+        return self._recorder
+
+    def _slot_in_session(self, attempt: EpisodeAttempt) -> int:
+        return attempt.slot.number
 
     def _place(self, attempt: EpisodeAttempt) -> int:
         return attempt.slot.number - self._first_slot
@@ -125,11 +133,9 @@ class NativeWorker(EpisodeWorker):
         self._has_changed = True
         places = [self._place(attempt) for attempt in starting]
         self._began[places], self._returns[places] = self._round, 0.0
-        unready = [
-            attempt
-            for attempt, place in zip(starting, places, strict=True)
-            if self._resets_single or not self._fresh[place]
-        ]
+        ready = [not self._resets_single and self._fresh[place] for place in places]
+        unready = [attempt for attempt, is_ready in zip(starting, ready, strict=True) if not is_ready]
+        self._ready += [attempt for attempt, is_ready in zip(starting, ready, strict=True) if is_ready]
         faults: Mapping[int, frames.RowFault] = {}
         if unready:
             answer = self._reset(unready)
@@ -230,7 +236,7 @@ class NativeWorker(EpisodeWorker):
                 attempt.begin_recording()
         if len(playing) == self._size:
             self._actions = answer.actions
-        else:
+        elif playing:
             self._actions = self._idle_actions.copy()
             self._actions[[self._place(attempt) for attempt in playing]] = answer.actions
         if begun or finished or faults:
@@ -244,16 +250,17 @@ class NativeWorker(EpisodeWorker):
         attempts = self._attempts
         if not attempts or not self._make_room():
             return
-        channel, command, begun = self._connected(self._environment), self.simulation.command, self._begun
+        channel, command, ready = self._connected(self._environment), self.simulation.command, self._ready
         request = frames.StepTogetherFrame(
             channel.next_number(),
             self._actions,
-            [self._place(attempt) for attempt in begun],
-            [attempt.index for attempt in begun],
+            [self._place(attempt) for attempt in self._begun],
+            [self._place(attempt) for attempt in ready],
+            [attempt.index for attempt in ready],
             command.name,
-            number_of(begun[0].index, command) if begun else 0,
+            number_of(ready[0].index, command) if ready else 0,
         )
-        self._begun = []
+        self._begun, self._ready = [], []
         answer = self._answer(channel, request, attempts, frames.SteppedTogetherFrame)
         if answer is None:
             self._is_broken = True
@@ -262,7 +269,7 @@ class NativeWorker(EpisodeWorker):
         self._take_step(answer, self._recorder.buffer)
 
     def _take_step(self, answer: frames.SteppedTogetherFrame, buffer: StepBuffer) -> None:
-        row = buffer.row
+        row = self._recorder.begin_step()
         buffer.actions[row], buffer.versions[row] = self._actions, self._version
         buffer.observations[row + 1], buffer.rewards[row] = answer.observations, answer.rewards
         if answer.terminated is not None:
@@ -279,7 +286,7 @@ class NativeWorker(EpisodeWorker):
         self._recorder.add(len(self._attempts))
         if self.simulation.interrupts:
             self._cancel(buffer, row)
-        if self._train:
+        if self._train or self._hearing:
             self._rewards, self._following = answer.rewards, answer.following
         if answer.terminated is not None or is_cut:
             self._end_over(buffer, row)
@@ -325,6 +332,12 @@ class NativeWorker(EpisodeWorker):
         for attempt in attempts:
             self._idle.append(attempt.slot)
             self._end(attempt, outcome, reason)
+
+    def _play_again(self, reason: str) -> None:
+        for attempt in self._attempts:
+            if not attempt.end:
+                self._note(attempt)
+        super()._play_again(reason)
 
     def _end(self, attempt: EpisodeAttempt, outcome: EpisodeOutcome, reason: str = "") -> None:
         self._has_changed = True

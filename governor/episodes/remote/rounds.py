@@ -208,7 +208,8 @@ class VectorWorker(EpisodeWorker):
         if answer is None:
             return
         faults = {fault.row: fault for fault in answer.faults}
-        acting = dict(zip(answer.rows, wire.rows_of(self._spaces[1], answer.actions), strict=True))
+        actions = zip(answer.rows, wire.rows_of(self._spaces[1], answer.actions), strict=True)
+        acting = {row: action for row, action in actions if row not in faults}  # one may fail to learn later
         for row, attempt in enumerate(attempts):
             self._merge_reported(answer, row, attempt)
             if not self._end_faulty(attempt, faults.get(row)) and attempt.kind == wire.LAST:

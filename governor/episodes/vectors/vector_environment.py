@@ -290,7 +290,7 @@ class OneOfVector:
 
 def value_of(row: Any) -> Any:
     """An observation or an action as agents take one: an int for Discrete, else an array of their own."""
-    return row.copy() if isinstance(row, np.ndarray) else int(row)
+    return int(row) if isinstance(row, np.integer) else np.array(row)
 
 
 def idle_actions(action: SpaceSpec, *, size: int) -> NDArray[Any]:

@@ -301,8 +301,8 @@ class _Copying:
     def _is_written_whole(self, file: Path) -> bool:
         """Nothing changes this file in place: Run Governor wrote it, or it can't be written."""
         match file.relative_to(self.old).parts:
-            case ("episodes", _):
-                return file.suffix in _EPISODES
+            case ("episodes", name):
+                return file.suffix in _EPISODES and name.partition(".")[0] in self.phases
             case ("agents", _):
                 return file.suffix == _STATE
             case ("checkpoints", phase, name):

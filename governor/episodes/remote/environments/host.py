@@ -160,7 +160,7 @@ class EnvironmentHost(ThreadHost):
         if isinstance(request, wire.ResetManyFrame):
             self._method, found = "reset", together.reset(request)
         else:
-            self._method, found = "step", together.step(request, request.slots)
+            self._method, found = "step", together.step(request)
         reported = reports.take_each(self._reported_together)
         return frames.SteppedTogetherFrame(request.number, **found, reported=reported or None)
 

@@ -31,9 +31,8 @@ class HostedVector:
         faults = self._vector.reset(seeds, self._buffer)
         return self._answer(0, faults, where="environment.reset")
 
-    def step(self, request: frames.StepTogetherFrame, begun: list[int]) -> dict[str, Any]:
-        """In these slots an episode has `begun` with the observations of the last answer."""
-        self._vector.begin(begun)
+    def step(self, request: frames.StepTogetherFrame) -> dict[str, Any]:
+        self._vector.begin(request.begun)
         buffer = self._buffer
         stepped = self._vector.step(request.actions, buffer)
         answer = self._answer(1, stepped.faults, where="environment.step")

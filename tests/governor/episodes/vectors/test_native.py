@@ -64,6 +64,32 @@ async def test_the_agent_learns_from_each_step_of_each_environment(harness, mode
         assert [over for *_, over in mine] == [0.0] * (record.steps - 1) + [1.0]
 
 
+@MODES
+@pytest.mark.parametrize("phase", ["train", "eval"])
+async def test_actions_may_be_arrays(harness, mode, phase):
+    command = native(mode=mode, agent="Reaches", reaches=True)
+    records, end = await harness.play(episodes=12, **command | {"mode": phase})
+    assert (end.fault, outcomes(records)) == ("", ["terminated"] * 12)
+    require_whole(steps_of(harness), records)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("number", [1, 2, 3])
+async def test_a_reset_that_raises_fails_those_under_way_and_the_rest_are_played(harness, size, number):
+    flag = str(harness.folder / "flag")
+    command = native(size, mode="Disabled", fault="floor", fault_at=number, flag=flag)
+    records, end = await harness.play(episodes=12, **command)
+    assert sorted(record.index for record in records) == list(range(12))
+    failed = [record for record in records if record.outcome == "failed"]
+    assert 1 <= len(failed) <= size
+    assert {without_place(record.reason) for record in failed} == {
+        "environment.reset: RuntimeError: no floor"
+    }
+    assert outcomes(records).count("terminated") == 12 - len(failed)
+    assert end.end == "max_episodes"
+    require_whole(steps_of(harness), records)
+
+
 RESET = VectorEnvironment._reset
 
 
@@ -71,9 +97,10 @@ async def test_single_ones_that_can_be_reset_have_the_seeds_of_their_episodes(ha
     seeds = []
     monkeypatch.setattr(
         "governor.episodes.vectors.vector_environment.VectorEnvironment._reset",
-        lambda self, asked, chosen, reset=RESET: seeds.append(asked["seed"]) or reset(self, asked, chosen),
+        lambda self, asked, *more: seeds.append(asked["seed"]) or RESET(self, asked, *more),
     )
     records, _ = await harness.play(episodes=10, **native(mode="Disabled"))
+    assert outcomes(records) == ["terminated"] * 10
     assert sorted(record.seed for record in records) == sorted(episode_seed(7, 0, each) for each in range(10))
     if harness.transport == "conductors":
         return  # another process resets them
@@ -372,3 +399,18 @@ def test_of_attempts_that_are_written_together_the_last_one_counts(tmp_path):
     steps = trajectories.read(tmp_path, "p").to_pandas()
     assert set(steps.attempt) == {3}
     assert steps.groupby("episode").size().tolist() == [2] * 9
+
+
+def test_a_step_keeps_its_row_when_the_last_episodes_end_before_it_counts(tmp_path):
+    columns = Columns.of(Discrete(n=99, start=0), Discrete(n=2, start=0))
+    recorder = batch_recording.BatchRecorder(tmp_path, phase="p", worker=0, columns=columns, slots=1)
+    recorder.begin(0, episode=0, seed=1)
+    recorder.begin_step()
+    recorder.add(steps=1)
+    row = recorder.begin_step()
+    recorder.buffer.observations[row + 1] = 77
+    recorder.end(0, outcome="timed_out")
+    recorder.flush()
+    recorder.add(steps=0)
+    assert recorder.buffer.observations[recorder.buffer.row, 0] == 77, "with which the next one begins"
+    recorder.close()

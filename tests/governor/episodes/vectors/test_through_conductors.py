@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from governor.messages import Evaluate
+from governor.messages import EpisodeAttemptEnded, Evaluate
 from tests.support.in_process_commands import outcomes, told
 from tests.support.native_vectors import native, require_whole, steps_of, with_conductors
 from tests.support.reasons import without_place
@@ -63,6 +63,8 @@ async def test_the_death_of_its_process_costs_no_episode(harness, mode):
     records, end = await harness.play(episodes=12, **command)
     assert (outcomes(records), end.failures) == (["terminated"] * 12, 0)
     assert end.metrics["episodes_played_again"] in (3, 4)
+    lost = [event for event in harness.links["simulation"].events if isinstance(event, EpisodeAttemptEnded)]
+    assert [event.steps for event in lost if event.index == 3] == [4]
     steps = steps_of(harness)
     require_whole(steps, records)
     assert set(steps.attempt) == {1, 2}
@@ -109,6 +111,31 @@ async def test_an_agent_that_learns_beside_its_actions_learns_from_each_step(har
     records, _ = await harness.play(episodes=12, max_staleness=3, **command)
     learned = harness.state()["learned"]
     assert len(learned) == sum(record.steps for record in records)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("stepped", ["sync", "native"])
+async def test_an_error_of_learning_beside_actions_fails_one_episode(harness, size, stepped):
+    """It is found after the agent has acted again."""
+    if stepped == "native":
+        command = await with_conductors(harness, native(size, agent="Forgets"))
+    else:
+        await harness.pair(entry="gymnasium:CartPole-v1", vector=size, agent="vector_world:Forgets")
+        command = {"vector": size}
+    records, end = await harness.play(episodes=20, max_staleness=8, **command)
+    assert (end.fault, end.end, end.failures) == ("", "max_episodes", 1)
+    assert outcomes(records).count("failed") == 1
+    assert sorted(record.index for record in records) == list(range(20))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+async def test_agents_are_told_how_episodes_of_each_worker_end(harness, size):
+    ends = harness.folder / "ends"
+    command = native(size, agent="Writes", agent_params={"path": str(ends)})
+    command = await with_conductors(harness, command, pool=2)
+    records, _ = await harness.play(episodes=30, workers=2, **command | {"mode": "eval"})
+    expected = sorted(f"{record.index} {record.outcome} {record.steps}" for record in records)
+    assert sorted(ends.read_text().splitlines()) == expected
 
 
 async def test_an_agent_that_hangs_makes_its_conductor_give_up(harness):

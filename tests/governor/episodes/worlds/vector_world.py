@@ -18,7 +18,7 @@ class Walks(VectorEnv):
     """Environment i counts to 3 + i + the number of its episodes so far, and ends then. It observes its place and its number.
 
     Of `endless` ones no episode ends, nor, if it is a number, from that environment on. `fault` comes once, if there is a `flag`: ``nan``, ``reward``, ``text`` and ``reset`` in the second environment, ``raise``,
-    ``shape``, ``none``, ``exit`` and ``sleep`` for all. The last observations of episodes are in infos as `final`.
+    ``shape``, ``none``, ``exit`` and ``sleep`` for all, ``floor`` in its reset of that number. The last observations of episodes are in infos as `final`.
     """
 
     def __init__(
@@ -31,10 +31,13 @@ class Walks(VectorEnv):
         flag="",
         endless=False,
         final="final_obs",
+        reaches=False,
     ):
         self.num_envs = num_envs
         self.single_observation_space = gymnasium.spaces.Box(0, np.inf, (2,), np.float32)
         self.single_action_space = gymnasium.spaces.Discrete(2)
+        if reaches:
+            self.single_action_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.mode = AutoresetMode(mode)
@@ -58,6 +61,9 @@ class Walks(VectorEnv):
     def reset(self, *, seed=None, options=None):
         chosen = (options or {}).get("reset_mask", np.ones(self.num_envs, np.bool_))
         self.seeds.append(seed)
+        if self.fault == "floor" and len(self.seeds) == self.fault_at and not self.flag.is_file():
+            self.flag.touch()
+            raise RuntimeError("no floor")
         self.places[chosen], self.over[chosen] = 0, False
         seen = self.observations()
         if self.fault == "reset" and not self.flag.is_file():
@@ -82,7 +88,7 @@ class Walks(VectorEnv):
             infos = {self.final: seen.copy()} if self.final else {}
             self.places[over] = 0
             seen = self.observations()
-        if self.fault and self.steps == self.fault_at and not self.flag.is_file():
+        if self.fault not in ("", "floor") and self.steps == self.fault_at and not self.flag.is_file():
             self.flag.touch()
             seen, rewards = self.failed(seen, rewards)
         return seen, rewards, over, np.zeros_like(over), infos
@@ -198,6 +204,29 @@ class Hears(Stands):
         pass
 
 
+class Reaches(Stands):
+    """Its actions are three numbers."""
+
+    def act_many(self, observations, *, explore):
+        return np.full((len(observations), 3), 0.5, np.float32)
+
+    def learn(self, step):
+        assert step.action.tolist() == [0.5] * 3
+        self.learned.append([step.worker, step.episode, step.step])
+
+
+class Writes(Stands):
+    """Writes into a file how episodes have ended, as lines of (number, outcome, steps)."""
+
+    def __init__(self, path, **more):
+        super().__init__(**more)
+        self.path = Path(path)
+
+    def end(self, episode):
+        with self.path.open("a") as file:
+            file.write(f"{episode.number} {episode.outcome} {episode.steps}\n")
+
+
 class Sleeps(Stands):
     """Hangs at its third action."""
 
@@ -226,6 +255,24 @@ class OneByOne:
 
     def act(self, observation, *, explore):
         return 1
+
+
+class Forgets(OneByOne):
+    """Fails once to learn: from the first step behind the end of an episode, which is of the same round if there are several."""
+
+    has_ended = has_failed = False
+
+    def learn(self, step):
+        if self.has_ended and not step.terminated and not self.has_failed:
+            self.has_failed = True
+            raise ZeroDivisionError
+        self.has_ended |= step.terminated
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
 
 
 class Dies(gymnasium.Env):

@@ -123,7 +123,7 @@ def test_files_come_along_and_what_tasks_may_write_into_is_their_own(tmp_path, o
 def test_files_that_tasks_wrote_where_run_governor_writes_too_are_the_new_run_s_own(old):
     names = (
         "results/summary.csv", "results/p/notes.json", "results/other/t-0.json", "checkpoints/model.state",
-        "checkpoints/p/model.pt", "agents/log.txt", "episodes/plot.png", "code/main.py",
+        "checkpoints/p/model.pt", "agents/log.txt", "episodes/plot.png", "episodes/notes.jsonl", "code/main.py",
     )  # fmt: skip
     for name in names:
         (old / name).parent.mkdir(parents=True, exist_ok=True)
