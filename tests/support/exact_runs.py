@@ -140,7 +140,7 @@ class Disturbed:
     async def _follow(self, tree: Any, uid: str, left: list[tuple[str, int, float]]) -> Any:
         """None when the daemon is dead."""
         ended = 0
-        async with asyncio.timeout(90), contextlib.aclosing(tree.executor.watch(uid)) as events:
+        async with contextlib.aclosing(tree.watch(uid)) as events:
             async for event in events:
                 ended += event.kind == "episode.ended"
                 if left and ended >= left[0][1] and event.kind == "episode.ended":

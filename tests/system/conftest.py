@@ -96,7 +96,7 @@ class Tree:
 
     async def until(self, uid: str, kind: str, **wanted):
         """The first event of this kind with these data."""
-        async with contextlib.aclosing(self._watch(uid)) as events:
+        async with contextlib.aclosing(self.watch(uid)) as events:
             async for event in events:
                 if event.kind == kind and all(event.data.get(key) == value for key, value in wanted.items()):
                     return event
@@ -104,7 +104,7 @@ class Tree:
 
     async def end(self, uid: str):
         """Waits for the end of the run. Returns its events and its result."""
-        events = [event async for event in self._watch(uid)]
+        events = [event async for event in self.watch(uid)]
         assert [event.seq for event in events] == list(range(1, len(events) + 1))
         assert [event.kind for event in events].count("run.ended") == 1
         replay = Replay(events[0].uid)
@@ -113,7 +113,7 @@ class Tree:
         assert replay.end().difference is None
         return events, await self.executor.result(uid)
 
-    async def _watch(self, uid: str):
+    async def watch(self, uid: str):
         """The events of the run. TimeoutError where none comes for a minute: a run that goes on says so."""
         async with (
             asyncio.timeout(SECONDS_WITHOUT_EVENT) as limit,
