@@ -203,7 +203,6 @@ class SlotRecorder:
 
     def __init__(self, recorder: BatchRecorder, slot: int) -> None:
         self._recorder, self._slot = recorder, slot
-        self.lost = recorder.lost
 
     def begin(self, *, episode: int, seed: int, retries: int = 0) -> None:
         self._recorder.begin(self._slot, episode=episode, seed=seed, retries=retries)

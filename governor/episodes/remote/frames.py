@@ -71,7 +71,7 @@ class StepTogetherFrame(WireFrame, frozen=True, tag=17):
 class SteppedTogetherFrame(WireFrame, frozen=True, tag=18):
     """Answer to it and, of such a vector, to `ResetManyFrame`, as `VectorEnvironment` has it: arrays of the observations, of those whose
     episode can begin (`fresh`), and after a step of the rewards. `terminated` and `truncated` are None where no episode has ended,
-    `following` where that is what `observations` are. Rows of `faults` are slots; `reported` is by slot, or None.
+    `following` where that is what `observations` are. Rows of `faults` are slots; `reported` is by slot.
     """
 
     observations: Any
@@ -82,7 +82,7 @@ class SteppedTogetherFrame(WireFrame, frozen=True, tag=18):
     truncated: Any = None
     following: Any = None
     faults: list[RowFault] = []
-    reported: Any = None
+    reported: dict[int, Any] = {}
 
 
 class ActTogetherFrame(WireFrame, frozen=True, tag=19):

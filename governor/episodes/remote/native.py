@@ -274,8 +274,7 @@ class NativeWorker(EpisodeWorker):
         buffer.observations[row + 1], buffer.rewards[row] = answer.observations, answer.rewards
         if answer.terminated is not None:
             buffer.terminated[row], buffer.truncated[row] = answer.terminated, answer.truncated
-        if answer.reported:
-            self._merge(answer.reported)
+        self._merge(answer.reported)
         if answer.faults or monotonic() >= self._deadline:
             self._end_without_step({fault.row: fault for fault in answer.faults})
         self._round += 1
@@ -351,10 +350,10 @@ class NativeWorker(EpisodeWorker):
         place = self._place(attempt)
         attempt.value, attempt.steps = float(self._returns[place]), self._round - int(self._began[place])
 
-    def _merge(self, reported: Mapping[int, Any] | None) -> None:
+    def _merge(self, reported: Mapping[int, Any]) -> None:
         """What an answer of the environment has."""
         for attempt in self._attempts if reported else ():
-            if not attempt.end and (sums := reported.get(self._place(attempt))):  # type: ignore[union-attr]  # as above
+            if not attempt.end and (sums := reported.get(self._place(attempt))):
                 attempt.reported.merge(sums)
 
     @staticmethod

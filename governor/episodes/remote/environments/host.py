@@ -64,7 +64,7 @@ class EnvironmentHost(ThreadHost):
         self._made = made
         self._context = context
         self._wanted: Any = None
-        self._reported = [Reported() for _ in range(made.vector)]
+        self._reported = {slot: Reported() for slot in range(made.vector)}
         self._environments: list[Environment | HostedVector] = []
         self._region, self._reader = Region(), b""
         """Of answers, and whose they are."""
@@ -86,7 +86,6 @@ class EnvironmentHost(ThreadHost):
         made = self._made
         if made.vector_mode != "sync":
             self._together = together = HostedVector(made, self._context)
-            self._reported_together = dict(enumerate(self._reported))
             self._environments = [together]
             self.observation_space, self.action_space = together.observation_space, together.action_space
             return
@@ -113,9 +112,8 @@ class EnvironmentHost(ThreadHost):
             request = wire.decode_environment_request(data)
         except WireError:
             return None
-        self.current_slot = (
-            0 if self._together is None else ALL_SLOTS
-        )  # before the lease is checked, so a release sees that this request was in time
+        # Before the lease is checked, so a release sees that this request was in time.
+        self.current_slot = 0 if self._together is None else ALL_SLOTS
         try:
             if peer != self.lease:
                 return wire.encode(wire.FaultFrame(request.number, "environment", "the lease is over"))
@@ -161,8 +159,9 @@ class EnvironmentHost(ThreadHost):
             self._method, found = "reset", together.reset(request)
         else:
             self._method, found = "step", together.step(request)
-        reported = reports.take_each(self._reported_together)
-        return frames.SteppedTogetherFrame(request.number, **found, reported=reported or None)
+        return frames.SteppedTogetherFrame(
+            request.number, **found, reported=reports.take_each(self._reported)
+        )
 
     def _play(
         self, game: HostedGame | None, request: wire.ResetFrame | wire.PlayersStepFrame
