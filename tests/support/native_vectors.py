@@ -7,7 +7,7 @@ from tests.support.in_process_commands import vector
 
 
 def native(size=4, *, mode="NextStep", agent="Stands", stepped="native", entry="vector_world:Walks", **more):
-    if entry.startswith("vector_world:Walks"):
+    if entry.startswith(("vector_world:Walks", "vector_world:Reports")):
         more["mode"] = mode
     command = vector(size, entry=entry, agent=f"vector_world:{agent}", **more)
     made = msgspec.structs.replace(command["made_environment"], vector_mode=stepped)

@@ -3,12 +3,15 @@
 import asyncio
 import os
 
+import numpy as np
 import pytest
 
 from governor.episodes import trajectories
+from governor.episodes.agent_calls import AgentCalls
 from governor.episodes.records import batch_recording, stream
 from governor.episodes.rules.seeds import episode_seed
-from governor.episodes.vectors.vector_environment import VectorEnvironment
+from governor.episodes.spaces import Discrete
+from governor.episodes.vectors.vector_environment import VectorEnvironment, value_of
 from governor.errors import ConductorError
 from governor.messages import EpisodeEnded, Evaluate, Failures, StopPartCommand, Until
 from tests.support.full_disk import full_beyond
@@ -366,3 +369,17 @@ async def test_a_hang_is_found(harness):
     assert reason.startswith("agent 'walker' hangs in episode ")
     hung = [record for record in episodes(harness.links["simulation"]) if record.outcome == "timed_out"]
     assert [record.worker for record in hung] == [0] * 4
+
+
+def test_agents_that_act_for_one_get_numbers_and_arrays_as_from_one_environment():
+    class Looks:
+        def act(self, observation, *, explore):
+            seen.append(observation)
+            return 1
+
+    seen = []
+    act = AgentCalls(Looks(), Discrete(n=2, start=0)).act_batch_of(explore=False)
+    act(np.array([4, 2]), [0, 1])
+    assert [(type(each), each) for each in seen] == [(int, 4), (int, 2)]
+    assert (value_of(np.int64(3)), type(value_of(np.int64(3)))) == (3, int)
+    assert (value_of(np.float32(0.5)).shape, float(value_of(np.float32(0.5)))) == ((), 0.5)

@@ -56,6 +56,14 @@ async def test_the_agent_is_called_and_told_as_in_process(harness, mode, more):
         assert outer_steps[column].tolist() == inner_steps[column].tolist(), column
 
 
+async def test_what_the_vector_reports_belongs_to_the_episodes_under_way(harness):
+    command = native(entry="vector_world:Reports", agent="OneByOne", mode="Disabled")
+    records, _ = await harness.play(episodes=4, **await with_conductors(harness, command))
+    assert [record.metrics["at"] for record in by_index(records)] == [2.0, 2.5, 3.0, 3.5], (
+        "means of 1 to 3, 4, 5, 6"
+    )
+
+
 @MODES
 async def test_the_death_of_its_process_costs_no_episode(harness, mode):
     fault = {"fault": "exit", "fault_at": 5, "flag": str(harness.folder / "flag")}

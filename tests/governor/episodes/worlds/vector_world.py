@@ -113,6 +113,19 @@ class Walks(VectorEnv):
         return seen, rewards
 
 
+class Reports(Walks):
+    """Reports the number of each of its steps."""
+
+    def __init__(self, num_envs, *, context, **more):
+        super().__init__(num_envs, **more)
+        self.context = context
+
+    def step(self, actions):
+        stepped = super().step(actions)
+        self.context.report(at=self.steps)
+        return stepped
+
+
 def poles(num_envs):
     """CartPole in a vector that resets each with a seed of its own."""
     made = [lambda: gymnasium.make("CartPole-v1")] * num_envs
