@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from governor.errors import ConfigError
 from governor.locations import CLIENT_SOCKET, KEYS, default_runtime_dir, default_state_dir
 from governor.units import sizes
-from governor.units.fields import LIST, WORD, AnyDuration
+from governor.units.fields import LIST, WORD, AnyDuration, each_once
 from governor.units.hooks import Hooks
 from governor.units.sections import Section, spell, validated
 from transport import endpoints
@@ -104,6 +104,7 @@ def _network_endpoint(value: str) -> str:
 
 
 FilePath: TypeAlias = Annotated[Path, BeforeValidator(_path)]
+_GpuNames: TypeAlias = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], AfterValidator(each_once)]
 
 
 class RayConfig(Section):
@@ -160,7 +161,7 @@ class MachineConfig(Section):
     gpus: Annotated[
         Annotated[
             Annotated[int, Field(ge=0, le=1024), Tag(WORD)]
-            | Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False), Tag(LIST)],
+            | Annotated[_GpuNames, Field(strict=False), Tag(LIST)],
             Discriminator(lambda given: LIST if isinstance(given, list | tuple) else WORD),
         ]
         | None,

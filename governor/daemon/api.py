@@ -194,7 +194,7 @@ class DaemonApi:
             case ListFailures():
                 return await self._failures(request, asked)
             case Prune():
-                log.info("prune.requested", keep_runs=asked.keep_runs, keep_days=asked.keep_days, by=by)
+                log.info("prune.requested", **msgspec.structs.asdict(asked), by=by)
                 return await self._daemon.prune(asked)
             case Reload():
                 log.info("reload.requested", by=by)

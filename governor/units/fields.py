@@ -109,6 +109,19 @@ def _words(value: object) -> object:
     raise ValueError("must be a list of words, as [python, train.py]; a line for a shell is [sh, -c, 'LINE']")
 
 
+def _with_program(words: tuple[str, ...]) -> tuple[str, ...]:
+    if words[0]:
+        return words
+    raise ValueError("its first word is empty, and must be a program")
+
+
+def each_once(values: tuple[str, ...]) -> tuple[str, ...]:
+    """Raises ValueError."""
+    if twice := next((value for value in values if values.count(value) > 1), None):
+        raise ValueError(f"{twice!r} stands twice")
+    return values
+
+
 def _or_text(number: dict[str, Any], pattern: str) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [number, {"type": "string", "pattern": pattern}]})
 
@@ -146,7 +159,10 @@ Params: TypeAlias = Annotated[dict[str, Any], BeforeValidator(without_numpy), Af
 Word: TypeAlias = Annotated[str, BeforeValidator(_word, json_schema_input_type=str | float)]
 """An argument of a program, or a value in its environment."""
 Words: TypeAlias = Annotated[
-    tuple[Word, ...], Field(strict=False, min_length=1, max_length=10_000), BeforeValidator(_words)
+    tuple[Word, ...],
+    Field(strict=False, min_length=1, max_length=10_000),
+    BeforeValidator(_words),
+    AfterValidator(_with_program),
 ]
 FilePath: TypeAlias = Annotated[str, Field(min_length=1, max_length=4096)]
 VariableName: TypeAlias = Annotated[str, Field(pattern=rf"^{variables.NAME}$", max_length=256)]

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from typing import Annotated, Any, Self, TypeAlias
+from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from governor.units.fields import Duration, Words  # noqa: TC001  # pydantic reads them at run time
 from governor.units.sections import Section
+
+
+def _url(value: str) -> str:
+    try:
+        port = urlsplit(value).port
+    except ValueError as error:
+        raise ValueError(f"is no URL: {error}") from None
+    if port == 0:
+        raise ValueError("is no URL that can be reached: nothing listens at port 0")
+    return value
 
 
 class Hook(Section):
@@ -21,7 +32,7 @@ class Hook(Section):
         ),
     ] = None
     url: Annotated[
-        Annotated[str, Field(pattern=r"^https?://[^\s/]\S*$", max_length=4096)] | None,
+        Annotated[str, Field(pattern=r"^https?://[^\s/]\S*$", max_length=4096), AfterValidator(_url)] | None,
         Field(
             description="The document is posted there, as JSON.", examples=["https://hooks.example.org/runs"]
         ),

@@ -113,10 +113,26 @@ def test_a_hook_that_is_no_url_is_told_how_urls_and_commands_are_written(given):
 
 
 @pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ("http://lab:99999/x", "hooks.on_end.url: is no URL: Port out of range 0-65535"),
+        ("http://lab:0/x", "hooks.on_end.url: is no URL that can be reached: nothing listens at port 0"),
+        ("http://[::1/x", "hooks.on_end.url: is no URL: Invalid IPv6 URL"),
+        (["", "lab"], "hooks.on_end.command: its first word is empty, and must be a program"),
+    ],
+)
+def test_a_hook_that_can_never_be_reached_is_refused_at_once(given, fault):
+    with pytest.raises(ConfigError) as caught:
+        config.load(options={"hooks.on_end": given})
+    assert caught.value.faults == (fault,)
+
+
+@pytest.mark.parametrize(
     ("gpus", "faults"),
     [
         ([0, "1"], ["machine.gpus[0]: must be a text, not 0"]),
         (["0", ""], ["machine.gpus[1]: must have at least 1 character"]),
+        (["0", "1", "0"], ["machine.gpus: '0' stands twice"]),
         ("0,1", ["machine.gpus: must be a whole number, not the text '0,1'"]),
         (-1, ["machine.gpus: must be greater than or equal to 0, not -1"]),
     ],

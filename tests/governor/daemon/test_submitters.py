@@ -44,6 +44,13 @@ async def test_an_abort_is_logged_with_who_asked_and_its_result_names_who_submit
     assert (await daemon.executor.result(uid)).submitted_by == ME
 
 
+async def test_the_line_of_a_prune_says_who_asked_and_whether_it_only_lists(daemon):
+    with capture_logs() as lines:
+        await daemon.executor.prune(keep_runs=3, dry_run=True)
+    [asked] = [line for line in lines if line["event"] == "prune.requested"]
+    assert (asked["by"], asked["keep_runs"], asked["keep_days"], asked["dry_run"]) == (ME, 3, None, True)
+
+
 async def test_runs_of_older_records_have_nobody(daemon):
     await daemon.journal.write(lambda tx: tx.submit(uid="old", key=None, name="o", spec=RUN, folder="/"))
     assert daemon.journal.submitters(["old", "none"]) == {"old": {}}
