@@ -22,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Final
 
 from governor.errors import ProcessError, text_of
 from governor.processes import kill_tree
+from states.conductors import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -205,8 +206,8 @@ def environment() -> dict[str, str]:
 def reason_of_exit(code: int, said: str) -> str:
     """``exit code 3`` with the last line of its standard error, ``killed by SIGSEGV``: that line says nothing of a signal."""
     if code < 0:
-        return f"killed by {_signal_name(-code)}"
-    shell = _signal_name(code - SHELL_SIGNAL)
+        return f"killed by {signal_name(-code)}"
+    shell = signal_name(code - SHELL_SIGNAL)
     how = f"exit code {code}" + (f" ({SHELL_SIGNAL} + {shell})" if shell.startswith("SIG") else "")
     line = last_line(said)[:LINE_CHARACTERS]
     return f"{how}: {line}" if line else how
@@ -221,10 +222,3 @@ def last_line(text: str) -> str:
             return line
         end = start - 1
     return ""
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -8,12 +8,12 @@ Rules:
 
 from __future__ import annotations
 
-import signal
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from governor.report.document import Lane, Marks, Spans, Timeline
+from states.conductors import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -141,7 +141,7 @@ class _Builder:
         name, code = data["conductor"], data["exit_code"]
         killed = code is not None and code < 0
         how = "not started" if code is None else f"exit code {code}"
-        how = f"killed by {_signal_name(-code)}" if killed else how
+        how = f"killed by {signal_name(-code)}" if killed else how
         is_expected = data.get("expected", False)
         self._close(("conductor", name), at, "" if is_expected else "crashed")
         if not is_expected:
@@ -180,13 +180,6 @@ class _Builder:
         span.detail += f"\n{data['error']}" if data.get("error") else ""
         node, _, place = span.lane[1].rpartition(" ")
         self._free["" if node == "runner" else node].append(int(place) - 1)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def timeline_of(

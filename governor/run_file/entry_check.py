@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import signal
 import subprocess
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -24,6 +23,7 @@ from governor.processes import supervisor
 from governor.run_file.phase_inheritance import PhaseInheritance
 from governor.run_file.plain_data import entry_of, is_count, items, mapping, simulations, vector_of
 from governor.units.fields import ENTRY
+from states.conductors import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -257,7 +257,7 @@ def _reason_of_end(process: subprocess.Popen[bytes], import_seconds: float) -> s
     except subprocess.TimeoutExpired:
         return f"the import does not end within {import_seconds:g} s"
     if code < 0:
-        return f"the import crashes Python ({signal.Signals(-code).name})"
+        return f"the import crashes Python ({signal_name(-code)})"
     return f"the import ends Python with exit code {code}"
 
 

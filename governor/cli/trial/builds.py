@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import signal
 import tempfile
 import time
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from governor.failures import HIDDEN
 from governor.messages.base import encode
 from governor.processes import supervisor
 from governor.runs.variables import of_run, require_secrets
+from states.conductors import signal_name
 
 if TYPE_CHECKING:
     import subprocess
@@ -128,7 +128,7 @@ def _built(command: StartSimulation, folder: str, seconds: float, variables: dic
 def _end_of(process: subprocess.Popen[bytes]) -> str:
     code = process.wait()
     if code < 0:
-        return f"user code crashes Python ({signal.Signals(-code).name})"
+        return f"user code crashes Python ({signal_name(-code)})"
     return f"user code ends Python with exit code {code}"
 
 

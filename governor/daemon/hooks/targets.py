@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from governor.errors import text_of
 from governor.version import __version__
+from states.conductors import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,7 +57,7 @@ async def run(command: Sequence[str], document: Mapping[str, Any], *, folder: st
         await _end(process)
     if code == 0:
         return ""
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
     return _short(f"{command[0]} {how}{f': {last}' if last else ''}")
 
 

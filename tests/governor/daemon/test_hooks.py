@@ -30,6 +30,7 @@ async def test_a_program_gets_the_document_and_says_how_it_ended(tmp_path):
         == "sh exited with code 3: no room"
     )
     assert await run(["sh", "-c", "kill -9 $$"], tmp_path) == "sh was killed by SIGKILL"
+    assert await run(["sh", "-c", "kill -40 $$"], tmp_path) == "sh was killed by signal 40"
     assert await run(["./absent"], tmp_path) == "cannot start ./absent: No such file or directory"
     assert await run(["true"], tmp_path / "gone") == "", "a folder that is gone is no fault of the program"
     flood = await run(["sh", "-c", "yes 0123456789 | head -c 3000000; exit 1"], tmp_path)

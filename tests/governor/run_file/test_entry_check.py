@@ -13,6 +13,7 @@ SLEEP = f"98765.{os.getpid()}"
 CODE = {
     "good": "print('noise')\nimport sys; print('noise', file=sys.stderr)\ndef f(): ...\nclass K:\n    x = 3\n    def run(self): ...\nk = K()\n",
     "dies": "import os; os._exit(3)",
+    "killed": "import os; os.kill(os.getpid(), 40)",
     "exits": "import sys; sys.exit('no way')",
     "crashes": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
     "hangs": f"import subprocess, time; subprocess.Popen(['sleep', '{SLEEP}']); time.sleep(1000)",
@@ -51,6 +52,7 @@ def test_each_bad_entry_has_its_reason_and_all_are_found(folder):
         "dies:x",
         "good:f",
         "dies:y",
+        "killed:x",
         "exits:f",
         "crashes:f",
         "good:g",
@@ -63,6 +65,7 @@ def test_each_bad_entry_has_its_reason_and_all_are_found(folder):
     )
     assert "exit code 3" in said.pop("dies:x")
     assert "exit code 3" in said.pop("dies:y")
+    assert said.pop("killed:x") == "the import crashes Python (signal 40)"
     assert "SystemExit: no way" in said.pop("exits:f")
     assert "SIGSEGV" in said.pop("crashes:f")
     assert said.pop("good:g") == "module 'good' has no 'g'"

@@ -25,6 +25,7 @@ from governor.failures import Reason
 from governor.message_stream import READ_BYTES, MessageBuffer, framed
 from governor.processes import kill_ladder
 from governor.processes.kill_tree import read_stat
+from states.conductors import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -217,6 +218,6 @@ class EnvironmentProcess:
                     self._asked.set_result(message)
 
     def _why(self, code: int) -> Reason:
-        text = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        text = f"exit code {code}" if code >= 0 else signal_name(-code)
         said = self._last_words
         return Reason(text) if said is None else said.why.within(text)

@@ -39,6 +39,7 @@ from governor.output import capture
 from governor.processes import kill_ladder, kill_tree, supervisor
 from governor.processes.identity import ProcessIdentity
 from governor.processes.readiness import is_readable, readable
+from states.conductors import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -289,4 +290,4 @@ def _pickled_order(name: str, made: Any, params: dict[str, Any], context: Contex
 
 
 def _exit_text(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    return f"exit code {code}" if code >= 0 else signal_name(-code)

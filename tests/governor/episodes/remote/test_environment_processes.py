@@ -66,15 +66,18 @@ async def test_each_environment_has_a_process_and_none_is_left(harness):
     assert [process.exit_reason for process in processes] == ["exit code 0"] * 3
 
 
-async def test_the_death_of_one_costs_its_episode_another_try_and_the_others_nothing(harness, playing):
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGKILL, "SIGKILL"), (40, "signal 40")])
+async def test_the_death_of_one_costs_its_episode_another_try_and_the_others_nothing(
+    harness, playing, number, name
+):
     await harness.pair(pool=3, fault="slow", length=5)
     processes, phase = await playing(workers=3, episodes=9)
-    os.kill(processes[1].pid, signal.SIGKILL)
+    os.kill(processes[1].pid, number)
     records, end = await phase
     assert outcomes(records) == ["terminated"] * 9
     assert (end.failures, end.metrics["episodes_played_again"]) == (0, 1)
     [attempt] = lost(harness)
-    assert attempt[1:] == (1, "crashed", "the process of environment 'lake' exited: SIGKILL")
+    assert attempt[1:] == (1, "crashed", f"the process of environment 'lake' exited: {name}")
     assert [process.ended.is_set() for process in processes] == [False, True, False]
     assert not harness.failures["environment.lake"].done()
 
