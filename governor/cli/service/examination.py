@@ -190,7 +190,7 @@ def _owner(folder: Path) -> str:
 
 
 def _disk(config: Config) -> Iterator[Finding]:
-    folder = next(place for place in (config.state_dir, *config.state_dir.parents) if place.exists())
+    folder = next(place for place in (config.state_dir, *config.state_dir.parents) if _is_there(place))
     kind = _file_system(folder)
     if kind in NETWORKED:
         mend = "keep state_dir on a disk of this machine: SQLite's log is shared memory"
@@ -223,7 +223,11 @@ def _file_system(folder: Path) -> str:
 
 def _journal(state_dir: Path) -> Iterator[Finding]:
     path = state_dir / JOURNAL
-    if not path.exists():
+    try:
+        there = path.exists()
+    except PermissionError:
+        return  # it is said of the folder
+    if not there:
         yield Finding("ok", "journal", "none yet")
         return
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import resource
@@ -66,6 +67,23 @@ def test_a_folder_that_is_not_there_yet_is_none_to_mend(tmp_path):
     assert found["state folder"]["found"] == f"{tmp_path / 'later' / 'on'}, which `serve` makes"
     assert found["journal"]["found"] == "none yet"
     assert not (tmp_path / "later").exists()
+
+
+@pytest.mark.parametrize("folder", ["state", "state/in/there"])
+def test_a_state_folder_of_another_user_is_a_fault_with_its_owner(state, tmp_path, monkeypatch, folder):
+    stat, access = Path.stat, os.access
+
+    def seen(path, **more):
+        if state in path.parents:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **more)
+
+    monkeypatch.setattr(Path, "stat", seen)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != state and access(path, mode))
+    found = doctor("--state-dir", tmp_path / folder)
+    assert found["state folder"]["level"] == "fault"
+    assert found["state folder"]["mend"].startswith("be its owner, ")
+    assert "journal" not in found
 
 
 def test_for_people_it_is_a_line_each_with_what_to_do_below(state):
