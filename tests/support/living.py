@@ -1,4 +1,4 @@
-"""Whether a process is alive; a zombie is not."""
+"""Whether a process is alive, and what it has open."""
 
 from __future__ import annotations
 
@@ -14,10 +14,16 @@ SECONDS = 20
 
 
 def lives(pid):
+    """A zombie does not."""
     try:
         return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:
         return False
+
+
+def open_fds():
+    """Descriptors of this process."""
+    return sorted(link.name for link in Path("/proc/self/fd").iterdir())
 
 
 async def gone(pid):

@@ -13,6 +13,7 @@ import pytest
 
 from governor.daemon.systemd import STOP_SECONDS, SystemdNotifier
 from governor.errors import ExitCode
+from tests.support.living import open_fds
 
 SERVICE = Path(__file__).parents[3] / "governor/cli/service/files"
 
@@ -28,10 +29,6 @@ def manager(request, tmp_path):
         else:
             receiver.bind("")
             yield receiver, "@" + receiver.getsockname()[1:].decode()
-
-
-def open_fds() -> list[str]:
-    return sorted(link.name for link in Path("/proc/self/fd").iterdir())
 
 
 def test_what_the_manager_receives(manager):

@@ -18,6 +18,7 @@ from governor.processes import kill_ladder, kill_tree, process
 from governor.processes.kill_ladder import GracePeriods, terminate
 from governor.processes.readiness import is_readable
 from tests.governor.processes.conftest import start
+from tests.support.living import open_fds
 
 QUICK = GracePeriods(ask=0.2, terminate=0.2, kill=5)
 PATIENT = GracePeriods(ask=10, terminate=10, kill=10)
@@ -47,10 +48,6 @@ def begin(targets, news):
                 each.kill()
         else:
             each.signal(signal.SIGKILL)
-
-
-def open_fds() -> list[str]:
-    return sorted(link.name for link in Path("/proc/self/fd").iterdir())
 
 
 def is_alive(each: psutil.Process) -> bool:

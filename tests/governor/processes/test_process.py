@@ -21,14 +21,11 @@ from governor.processes.child import give_up_protection
 from governor.processes.identity import ProcessIdentity, boot_id
 from governor.processes.readiness import is_readable
 from tests.governor.processes.conftest import start
+from tests.support.living import open_fds
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 pytestmark = pytest.mark.usefixtures("shut_down", "targets")
-
-
-def open_fds() -> list[str]:
-    return sorted(link.name for link in Path("/proc/self/fd").iterdir())
 
 
 def pipes_of(pid: int) -> set[str]:

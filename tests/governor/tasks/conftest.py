@@ -54,6 +54,15 @@ async def harness(ray_head, tmp_path_factory):
     await cluster.disconnect()
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def world(harness, tmp_path_factory):
+    """Runners without an engine."""
+    from tests.support.tasks.runner_world import open_world
+
+    async with open_world(harness.cluster, tmp_path_factory.mktemp("run")) as world:
+        yield world
+
+
 @dataclass
 class Harness:
     spec: ConductorSpec

@@ -6,8 +6,6 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
-
 from governor.tasks import OverRollout, SchedulerConfig, Task
 
 USER_CODE = str(Path(__file__).parents[2] / "governor" / "tasks" / "user_code")
@@ -32,14 +30,6 @@ def configure(coordinator, **fields):
     """As `configured`, for a coordinator."""
     coordinator.config = configured(coordinator.scheduler, **fields).config
     coordinator.detailed_stats = coordinator.config.detailed_stats
-
-
-def is_alive(pid):
-    """A zombie counts as dead: its parent has not reaped it yet."""
-    try:
-        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    except psutil.NoSuchProcess:
-        return False
 
 
 async def within(seconds, awaitable):

@@ -4,18 +4,13 @@ import asyncio
 import os
 import signal
 
-import psutil
 import pytest
 
 from governor.errors import ConductorError
 from governor.messages import EpisodeAttemptEnded
 from tests.support.in_process_commands import outcomes
+from tests.support.living import lives
 from tests.support.reasons import without_place
-
-
-def is_alive(pid):
-    """A zombie may wait for an init that does not come."""
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def lost(harness):
@@ -62,7 +57,7 @@ async def test_each_environment_has_a_process_and_none_is_left(harness):
     pids = {process.pid for process in processes}
     assert len(pids | {os.getpid()}) == 4
     await harness.conductors["environment.lake"].close()
-    assert not [pid for pid in pids if is_alive(pid)]
+    assert not [pid for pid in pids if lives(pid)]
     assert [process.exit_reason for process in processes] == ["exit code 0"] * 3
 
 
@@ -121,9 +116,9 @@ async def test_what_it_has_started_is_killed_with_it(harness, playing):
     os.kill(process.pid, signal.SIGKILL)
     await phase
     first, second = map(int, (harness.folder / "pid").read_text().split())
-    assert (is_alive(first), is_alive(second)) == (False, True)
+    assert (lives(first), lives(second)) == (False, True)
     await harness.conductors["environment.lake"].close()
-    assert not is_alive(second)
+    assert not lives(second)
 
 
 async def test_one_that_is_stopped_is_killed_and_its_episode_played_again(harness, playing, monkeypatch):

@@ -7,7 +7,6 @@ import threading
 from functools import partial
 
 import pytest
-import pytest_asyncio
 
 from governor.tasks.pickle_packs import DATA, kind_of
 from governor.tasks.pickle_store import PickleStore
@@ -18,12 +17,6 @@ from governor.tasks.runner_process.pickled import CACHE_BYTES, FOLDER, fetch
 from tests.support.tasks.runner_world import open_world
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def world(harness, tmp_path_factory):
-    async with open_world(harness.cluster, tmp_path_factory.mktemp("run")) as world:
-        yield world
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ import time
 import pytest
 
 from governor.tasks import Task
-from tests.support.tasks.scheduling import BASE, configured, is_alive, turns, visitor, within
+from tests.support.living import lives
+from tests.support.tasks.scheduling import BASE, configured, turns, visitor, within
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 
@@ -258,7 +259,7 @@ async def test_an_attempt_past_its_deadline_is_dead_before_its_retry_begins(sche
     first = await gate.visit()
     second = await gate.visit()
     assert (first.attempt, second.attempt) == (1, 2)
-    assert not is_alive(first.pid)
+    assert not lives(first.pid)
     second.tell("go")
     assert (await within(5, scheduler.get_statuses(1)))[0].ok
 
@@ -297,7 +298,7 @@ async def test_a_failed_restart_leaks_no_runner(scheduler, monkeypatch):
     monkeypatch.setattr(pool, "_create", create_or_fail)
     old = pid_of(scheduler, 0)
     await within(20, scheduler.runners[0].restart_runner())
-    assert not is_alive(old)
+    assert not lives(old)
     for runner in range(2):
         await within(20, scheduler.runners[runner].prepare())
     assert len(runners(scheduler)) == len(pool._handles) == 2

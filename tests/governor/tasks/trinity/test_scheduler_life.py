@@ -12,7 +12,8 @@ import pytest
 from governor.errors import GovernorError
 from governor.tasks import Scheduler, Task, TaskResult
 from governor.tasks.driver import Driver
-from tests.support.tasks.scheduling import BASE, is_alive, visitor, within
+from tests.support.living import lives
+from tests.support.tasks.scheduling import BASE, visitor, within
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 
@@ -110,7 +111,7 @@ async def test_stop_is_bounded_wakes_who_waits_and_keeps_results(harness, gate, 
     began = time.monotonic()
     await asyncio.gather(scheduler.stop(), scheduler.stop())
     assert time.monotonic() - began < 5
-    assert not is_alive(visit.pid)
+    assert not lives(visit.pid)
     assert not folder.exists()
     verdict, everything, own = await within(1, asyncio.gather(*waits, return_exceptions=True))
     assert verdict in ("all", "timeout")
