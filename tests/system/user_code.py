@@ -68,23 +68,36 @@ class Hoarder(Walker):
         super().learn(transition)
 
 
-class Leaves:
-    """Its process ends in the second step of its third episode, after any action."""
+class FiveSteps:
+    """Each episode has five steps."""
+
+    length = 5
 
     def __init__(self):
         self.observation_space = self.action_space = gymnasium.spaces.Discrete(2)
-        self.resets = self.steps = 0
 
     def reset(self, *, seed=None):
-        self.resets += 1
         self.steps = 0
         return 0, {}
 
     def step(self, action):
         self.steps += 1
-        if (self.resets, self.steps) == (3, 2):
+        return 0, 1.0, self.steps == self.length, False, {}
+
+
+class Leaves(FiveSteps):
+    """Its process ends in the second step of its third episode, after any action."""
+
+    resets = 0
+
+    def reset(self, *, seed=None):
+        self.resets += 1
+        return super().reset()
+
+    def step(self, action):
+        if (self.resets, self.steps) == (3, 1):
             os._exit(3)
-        return 0, 1.0, self.steps == 5, False, {}
+        return super().step(action)
 
 
 class LeavesAtOnce(Leaves):
@@ -93,21 +106,6 @@ class LeavesAtOnce(Leaves):
     def step(self, action):
         self.resets = 3
         return super().step(action)
-
-
-class FiveSteps:
-    """Each episode has five steps."""
-
-    def __init__(self):
-        self.observation_space = self.action_space = gymnasium.spaces.Discrete(2)
-
-    def reset(self, *, seed=None):
-        self.steps = 0
-        return 0, {}
-
-    def step(self, action):
-        self.steps += 1
-        return 0, 1.0, self.steps == 5, False, {}
 
 
 class LeavesInAct(Walker):
@@ -288,21 +286,15 @@ def detach_without_limits_and_stay():
     time.sleep(600)
 
 
-class Detaching:
+class Detaching(FiveSteps):
     """An environment of one step."""
 
+    length = 1
     detach = staticmethod(detach)
 
     def __init__(self):
-        self.observation_space = gymnasium.spaces.Discrete(2)
-        self.action_space = gymnasium.spaces.Discrete(2)
+        super().__init__()
         self.detach()
-
-    def reset(self, *, seed=None, options=None):
-        return 0, {}
-
-    def step(self, action):
-        return 0, 1.0, True, False, {}
 
 
 class DetachingWithoutLimits(Detaching):
@@ -353,21 +345,19 @@ class Sleeps(Walker):
 class Slow(Walker):
     """Takes 2 ms for each action, so that a run of 1,000 episodes takes some 15 s on any machine."""
 
+    seconds = 0.002
+
     def act(self, observation, *, explore):
-        time.sleep(0.002)
+        time.sleep(self.seconds)
         return super().act(observation, explore=explore)
 
 
-class Naps(Walker):
+class Naps(Slow):
     """Takes so many seconds for each action."""
 
     def __init__(self, *, seconds, **more):
         super().__init__(**more)
         self.seconds = seconds
-
-    def act(self, observation, *, explore):
-        time.sleep(self.seconds)
-        return super().act(observation, explore=explore)
 
 
 class Pauses(Walker):

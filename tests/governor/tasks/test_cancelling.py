@@ -7,21 +7,13 @@ import random
 import time
 
 import pytest
-import pytest_asyncio
 
 from governor.tasks.protocol.wire import Begun, Over, StateUpdate
 from governor.tasks.scheduling.events import RunnerGone
-from tests.support.tasks.runner_world import open_world
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 
 CANCELLED = "the task was cancelled"
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def world(harness, tmp_path_factory):
-    async with open_world(harness.cluster, tmp_path_factory.mktemp("run")) as world:
-        yield world
 
 
 @pytest.mark.parametrize(
@@ -182,10 +174,10 @@ async def test_what_was_asked_before_it_began_ends_it_when_it_begins(world):
     world.give_back(runner)
 
 
-@pytest.mark.parametrize("call", ["ignore_the_signal", "default_the_signal"])
-async def test_user_code_that_takes_the_signal_has_it_for_itself_alone(world, call):
+@pytest.mark.parametrize("handler", ["SIG_IGN", "SIG_DFL"])
+async def test_user_code_that_takes_the_signal_has_it_for_itself_alone(world, handler):
     runner = await world.ready()
-    taker, work = world.work(call), world.work("sleep")
+    taker, work = world.work("take_the_signal", args={"handler": handler}), world.work("sleep")
     world.runners.send(runner, [taker, work])
     await world.begun(runner, work)
     world.runners.cancel(runner, work.ticket)

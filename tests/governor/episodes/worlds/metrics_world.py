@@ -4,7 +4,7 @@ import threading
 
 import gymnasium
 import numpy as np
-from parallel_world import Always, Pair
+from parallel_world import Pair
 from walk_world import Agent, Walk
 
 
@@ -123,11 +123,6 @@ class PairTold(Pair):
         infos = {agent: {"steps_left": self.lengths[agent] - self.steps} for agent in actions}
         infos.get("red", {})["tag"] = self.steps
         return *values, infos
-
-
-class PairCritic(Always):
-    def metrics(self):
-        return {"mood": 0.5}
 
 
 class Registered(gymnasium.Env):

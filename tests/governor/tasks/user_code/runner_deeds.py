@@ -316,12 +316,8 @@ def grow_input(inputs):
     return len(inputs["a"]["list"])
 
 
-def ignore_the_signal():
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-
-
-def default_the_signal():
-    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+def take_the_signal(handler):
+    signal.signal(signal.SIGUSR1, signal.Handlers[handler])
 
 
 def told_by_threads(context):
@@ -340,10 +336,6 @@ def burst(seconds):
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass
-
-
-def slow_import():
-    import slow_to_import  # noqa: F401  # the deed itself
 
 
 def stranger(path):
