@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 BUSY = "user_code.busy_world:Busy"
 AGENT = "user_code.step_agent:TrivialAgent"
-POLICY = "bench_in_process:FixedPolicy"
+POLICY = "user_code.pole_agents:FixedPolicy"
 WAKE_UPS = "two round trips between processes that sleep meanwhile: four wake-ups, and code that finds its caches cold"
 EACH_ROW = (
     "each environment's step is handled in three processes, one after the other, about 90 µs of CPU in all"

@@ -28,6 +28,7 @@ from bench_steps import HERE, PROGRAM, SECRET, UID, Governor
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from support.process_tree import cpu_seconds
 from support.rows import Row, p50, spread, table
+from user_code.pole_agents import Balancing, FixedPolicy, Policy
 from user_code.step_agent import TrivialAgent
 
 from governor.episodes import Transition
@@ -53,36 +54,6 @@ if TYPE_CHECKING:
 TURNS = 15
 VECTOR = 16
 OF_SB3 = 8
-
-
-class Balancing(TrivialAgent):
-    """Keeps the pole up for all of the 500 steps, most of the time, by a rule as short as it gets."""
-
-    def act(self, observation: Any, *, explore: bool) -> int:  # noqa: ARG002
-        return int(observation[2] + 0.5 * observation[3] + 0.05 * observation[1] > 0)
-
-    def act_many(self, observations: Any, *, explore: bool) -> list[int]:
-        return [self.act(observation, explore=explore) for observation in observations]
-
-
-class Policy(TrivialAgent):
-    """What CartPole is solved with (`examples/cartpole`): a linear policy in numpy, here with weights that balance."""
-
-    def __init__(self, **more: Any) -> None:
-        super().__init__(**more)
-        self._weights = np.array([[0.0, -0.05, -1.0, -0.5, 0.0], [0.0, 0.05, 1.0, 0.5, 0.0]])
-
-    def act(self, observation: Any, *, explore: bool) -> int:  # noqa: ARG002
-        return int((self._weights[:, :-1] @ observation + self._weights[:, -1]).argmax())
-
-    def act_many(self, observations: Any, *, explore: bool) -> Any:  # noqa: ARG002
-        return (observations @ self._weights[:, :-1].T + self._weights[:, -1]).argmax(axis=1)
-
-
-class FixedPolicy(Policy):
-    """The same, learned already."""
-
-    learn = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,24 +279,24 @@ class Captured(Instance):
 
 
 WORLDS = (
-    World(what="a pole that stands", agent="bench_in_process:Balancing", made=Balancing),
-    World(what="a policy in numpy", agent="bench_in_process:Policy", made=Policy),
+    World(what="a pole that stands", agent="user_code.pole_agents:Balancing", made=Balancing),
+    World(what="a policy in numpy", agent="user_code.pole_agents:Policy", made=Policy),
     World(what="a pole that falls", agent="user_code.step_agent:TrivialAgent", made=TrivialAgent),
     World(
         what="a fixed policy in numpy, 500 steps an episode",
-        agent="bench_in_process:FixedPolicy",
+        agent="user_code.pole_agents:FixedPolicy",
         made=FixedPolicy,
         at_least=0.85,
     ),
     World(
         what="a fixed policy in numpy, 22 steps an episode",
-        agent="bench_in_process:FixedPolicy",
+        agent="user_code.pole_agents:FixedPolicy",
         made=FixedPolicy,
         longest=22,
         at_least=0.75,
     ),
-    World(what="a pole that stands", agent="bench_in_process:Balancing", made=Balancing, vector=VECTOR),
-    World(what="a policy in numpy", agent="bench_in_process:Policy", made=Policy, vector=VECTOR),
+    World(what="a pole that stands", agent="user_code.pole_agents:Balancing", made=Balancing, vector=VECTOR),
+    World(what="a policy in numpy", agent="user_code.pole_agents:Policy", made=Policy, vector=VECTOR),
     World(
         what="a pole that falls", agent="user_code.step_agent:TrivialAgent", made=TrivialAgent, vector=VECTOR
     ),
@@ -334,7 +305,7 @@ WORLDS = (
 
 NATIVE = World(
     what="a fixed policy in numpy",
-    agent="bench_in_process:FixedPolicy",
+    agent="user_code.pole_agents:FixedPolicy",
     made=FixedPolicy,
     vector=64,
     mode="native",
@@ -344,7 +315,7 @@ NATIVE = World(
 )
 BESIDE_SB3 = World(
     what="a fixed policy in numpy",
-    agent="bench_in_process:FixedPolicy",
+    agent="user_code.pole_agents:FixedPolicy",
     made=FixedPolicy,
     vector=OF_SB3,
     at_least=1.0,
