@@ -25,14 +25,14 @@ def interval(values: Sequence[float]) -> tuple[float | None, float | None, float
     return mean, mean - half, mean + half
 
 
-def student_t(degrees: int, confidence: float = CONFIDENCE) -> float:
-    """The t with which a value of Student's distribution lies within ±t with this probability, by bisection of `_within`."""
+def student_t(degrees: int) -> float:
+    """The t with which a value of Student's distribution lies within ±t with the probability `CONFIDENCE`, by bisection of `_within`."""
     low, high = 0.0, 1.0
-    while _within(high, degrees) < confidence:
+    while _within(high, degrees) < CONFIDENCE:
         high *= 2
     while high - low > 1e-12 * high:
         middle = (low + high) / 2
-        if _within(middle, degrees) < confidence:
+        if _within(middle, degrees) < CONFIDENCE:
             low = middle
         else:
             high = middle

@@ -86,11 +86,10 @@ class _Lane:
 
 
 class RunQueue:
-    """`owner_limit`: runs of one owner that may wait; None: no such bound."""
-
-    def __init__(self, *, limit: int, owner_limit: int | None = None, rules: Sequence[Rule] = ()) -> None:
+    def __init__(self, *, limit: int, rules: Sequence[Rule] = ()) -> None:
         self.limit = limit
-        self.owner_limit = owner_limit
+        self.owner_limit: int | None = None
+        """Runs of one owner that may wait; None: no such bound."""
         self.rules = [*rules]
         self.changes = 0
         """Grows with each change."""

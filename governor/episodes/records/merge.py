@@ -37,7 +37,6 @@ from governor.episodes.records.step_columns import (
     STARTED,
     dictionary,
     is_text,
-    rows_in_group,
     rows_schema,
     session_number,
     table_schema,
@@ -157,7 +156,7 @@ class Merge(ExitStack):
     def _rows_at_once(self, schema: pa.Schema) -> int:
         """Rows of a table, of which a group has one, or several if their size varies."""
         most = (TEXT_ROWS if self._is_text else VARYING_ROWS) if self._varies else ROWS
-        return rows_in_group(schema, most, BYTES)
+        return max(1, min(most, int(8 * BYTES / pictures.row_bits(schema))))
 
     def _whole_group(self) -> pa.Table:
         group, self._group = self._group, []

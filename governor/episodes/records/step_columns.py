@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from governor.episodes.records.pictures import row_bits
 from governor.episodes.records.stream import array, texts
 
 if TYPE_CHECKING:
@@ -71,11 +70,6 @@ def _varies(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
         return any(_varies(field.type) for field in kind)
     return bool(pa.types.is_list(kind) or pa.types.is_string(kind))
-
-
-def rows_in_group(schema: pa.Schema, rows: int, size: int) -> int:
-    """As many rows as have about `size` bytes, at most `rows`."""
-    return max(1, min(rows, int(8 * size / row_bits(schema))))
 
 
 def dictionary(numbers: NDArray[Any], words: Sequence[str]) -> pa.Array:

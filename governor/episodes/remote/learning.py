@@ -131,7 +131,9 @@ class LearnBeside(LearnInStep):
         def begin() -> None:
             if episode.learn:
                 self._learned.begin(told)
-            self._ascurrent(episode, "agent.begin", partial(self._learner.begin, told, acts=False))
+            self.current = episode
+            episode.attempt("agent.begin", partial(self._learner.begin, told, acts=False))
+            self.current = None
 
         self._queue.put(begin)
         episode.attempt("agent.begin", self.actor.begin, told)
@@ -144,11 +146,6 @@ class LearnBeside(LearnInStep):
 
         super().tell_end(episode, over, counts=counts)
         self._queue.put(tell)
-
-    def _ascurrent(self, episode: AgentEpisode, where: str, call: Callable[[], object]) -> None:
-        self.current = episode
-        episode.attempt(where, call)
-        self.current = None
 
     def learn(self, episode: AgentEpisode, transition: Transition) -> None:
         self._queue.put(partial(self._learn, episode, transition))
