@@ -54,6 +54,14 @@ def zombie_exit_code(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE])) if fields and fields[_STATE] == "Z" else None
 
 
+def is_stopped(pid: int) -> bool:
+    """By SIGSTOP or a similar signal; a traced process (t) depends on its tracer."""
+    try:
+        return read_stat(Path(f"/proc/{pid}"))[_STATE : _STATE + 1] == ["T"]
+    except OSError:  # no free descriptor, for one
+        return False
+
+
 @cache
 def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

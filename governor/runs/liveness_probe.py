@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from governor import logs
 from governor.messages import Alive, Ping
-from governor.processes.kill_tree import read_stat
+from governor.processes.identity import is_stopped
 from governor.runs import liveness
 from states import Finalizing, Running, Starting, events
 from transport.errors import TransportError
@@ -90,7 +89,7 @@ class LivenessProbe:
             liveness.Sample(
                 conductor=conductor.name,
                 incarnation=conductor.incarnation,
-                stopped=_is_stopped(conductor.pid),
+                stopped=conductor.pid is not None and is_stopped(conductor.pid),
                 silence_limit=liveness.silence_limit(assignment.run, conductor.name, phase),
             )
             for conductor in self._ready_conductors()
@@ -126,11 +125,3 @@ class LivenessProbe:
                 self._run.post(events.RunProgressResumed(self._run.uid, now))
             case None:
                 pass
-
-
-def _is_stopped(pid: int | None) -> bool:
-    """Whether /proc says stopped (T), by SIGSTOP or a similar signal; a traced process (t) depends on its tracer."""
-    try:
-        return read_stat(Path(f"/proc/{pid}"))[:1] == ["T"]
-    except OSError:  # no free descriptor, for one
-        return False

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import signal
 import socket
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -24,11 +23,12 @@ from governor.errors import ConductorError, ProcessError
 from governor.failures import Reason
 from governor.message_stream import READ_BYTES, MessageBuffer, framed
 from governor.processes import kill_ladder
-from governor.processes.kill_tree import read_stat
+from governor.processes.identity import is_stopped
 from states.conductors import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from pathlib import Path
     from typing import TypeAlias
 
     from governor.processes.process import ChildProcess
@@ -85,8 +85,7 @@ class EnvironmentProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """By SIGSTOP or a similar signal; a traced process depends on its tracer."""
-        return self.pid != 0 and not self.ended.is_set() and read_stat(Path(f"/proc/{self.pid}"))[:1] == ["T"]
+        return self.pid != 0 and not self.ended.is_set() and is_stopped(self.pid)
 
     async def start(self) -> None:
         """Returns when the environment is built and served. Raises ConductorError with one line, EnvironmentExited if the process

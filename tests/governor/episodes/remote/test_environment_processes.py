@@ -1,8 +1,10 @@
 """Each environment of a pool has a process of its own: what happens to it costs itself and its episode."""
 
 import asyncio
+import errno
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -125,10 +127,20 @@ async def test_one_that_is_stopped_is_killed_and_its_episode_played_again(harnes
     monkeypatch.setattr("governor.conductors.environment.LIVENESS_SECONDS", 0.5)
     await harness.pair(pool=2, fault="slow")
     processes, phase = await playing(workers=2, episodes=4)
+    read, refused = Path.read_text, []
+
+    def without_a_free_descriptor(path, *options, **more):
+        if path == Path(f"/proc/{processes[0].pid}/stat") and not refused:
+            refused.append(path)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return read(path, *options, **more)
+
+    monkeypatch.setattr(Path, "read_text", without_a_free_descriptor)
     os.kill(processes[0].pid, signal.SIGSTOP)
     records, end = await phase
     assert (outcomes(records), end.metrics["episodes_played_again"]) == (["terminated"] * 4, 1)
     assert processes[0].exit_reason == "SIGKILL: it was stopped for 0.5 s"
+    assert refused
 
 
 async def test_one_that_has_closed_its_sockets_is_replaced(harness):
