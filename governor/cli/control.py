@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -142,25 +142,12 @@ def _work_options(command: click.decorators.FC) -> click.decorators.FC:
 @ask.json_option
 @click.pass_obj
 def cancel(
-    broker: str | None,
-    *,
-    uid: str,
-    episode: int | None,
-    task: str | None,
-    phase: str | None,
-    reason: str,
-    dry_run: bool,
-    as_json: bool,
+    broker: str | None, /, *, uid: str, episode: int | None, task: str | None, as_json: bool, **how: Any
 ) -> None:
     """End one episode or task of the phase of RUN that is at work, as `cancelled`, whether or not it has begun. The phase goes on
     without it.
     """
-    found = ask.ask(
-        broker,
-        lambda executor: executor.cancel(
-            uid, episode=episode, task=task, phase=phase, reason=reason, dry_run=dry_run
-        ),
-    )
+    found = ask.ask(broker, lambda executor: executor.cancel(uid, episode=episode, task=task, **how))
     what = f"cancels {_named(episode, task)}"
     _say_changed(found, what, "has ended that already, or cancels it already", as_json=as_json)
 
@@ -173,25 +160,12 @@ def cancel(
 @ask.json_option
 @click.pass_obj
 def requeue(
-    broker: str | None,
-    *,
-    uid: str,
-    episode: int | None,
-    task: str | None,
-    phase: str | None,
-    reason: str,
-    dry_run: bool,
-    as_json: bool,
+    broker: str | None, /, *, uid: str, episode: int | None, task: str | None, as_json: bool, **how: Any
 ) -> None:
     """End what runs of one episode or task of the phase of RUN that is at work, and do it again. It costs none of its retries. What has
     ended stays so: `governor resume RUN` does again what failed, once the run has ended.
     """
-    found = ask.ask(
-        broker,
-        lambda executor: executor.requeue(
-            uid, episode=episode, task=task, phase=phase, reason=reason, dry_run=dry_run
-        ),
-    )
+    found = ask.ask(broker, lambda executor: executor.requeue(uid, episode=episode, task=task, **how))
     what = f"does {_named(episode, task)} again, if it is at work"
     _say_changed(found, what, "has ended that already", as_json=as_json)
 
