@@ -68,18 +68,9 @@ class PlayersWorker(SingleWorker):
     # -- one episode ----------------------------------------------------------------------------------------
 
     def _play(self, attempt: EpisodeAttempt) -> None:
-        environment, command = self._connected(self._environment), self.simulation.command
-        evaluation = number_of(attempt.index, command)
-        reset = wire.ResetFrame(
-            environment.next_number(),
-            attempt.seed,
-            attempt.index,
-            command.name,
-            command.info or None,
-            evaluation,
-            bool(self._informed),
-            bool(self._masked),
-        )
+        environment = self._connected(self._environment)
+        evaluation = number_of(attempt.index, self.simulation.command)
+        reset = self._reset_frame(environment, attempt, evaluation)
         answer = self._ask(environment, reset, attempt, wire.PlayersSteppedFrame)
         if answer is None:
             return

@@ -54,16 +54,7 @@ class SingleWorker(EpisodeWorker):
         environment, agent = self._connected(self._environment), self._connected(self._agent)
         command = self.simulation.command
         phase, evaluation = command.name, number_of(attempt.index, command)
-        reset = wire.ResetFrame(
-            environment.next_number(),
-            attempt.seed,
-            attempt.index,
-            phase,
-            command.info or None,
-            evaluation,
-            bool(self._informed),
-            bool(self._masked),
-        )
+        reset = self._reset_frame(environment, attempt, evaluation)
         observed = self._ask(environment, reset, attempt, wire.ObservedFrame)
         if observed is None:
             return
@@ -123,6 +114,21 @@ class SingleWorker(EpisodeWorker):
         self._finishes.clear()
         self._finishes_settled = 0
         return super()._join(name)
+
+    def _reset_frame(
+        self, environment: RequestChannel, attempt: EpisodeAttempt, evaluation: int
+    ) -> wire.ResetFrame:
+        command = self.simulation.command
+        return wire.ResetFrame(
+            environment.next_number(),
+            attempt.seed,
+            attempt.index,
+            command.name,
+            command.info or None,
+            evaluation,
+            bool(self._informed),
+            bool(self._masked),
+        )
 
     def _ask(self, channel: RequestChannel, request: Any, attempt: EpisodeAttempt, kind: type[Any]) -> Any:
         """The answer; None if the attempt has ended instead. Raises RoundLost."""
