@@ -116,15 +116,17 @@ def _written(file: str) -> Iterator[IO[bytes]]:
             raise TryAgain("the reader of standard output has gone: there is no whole backup") from error
         return
     path = Path(file)
-    if path.exists():
-        raise UsageError(f"{path} is there already: name a new file")
     part = temporary(path)
     try:
-        out = os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
-    except FileNotFoundError as error:
+        with _room(path):
+            if path.exists():
+                raise UsageError(f"{path} is there already: name a new file")
+            out = os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(f"there is no folder {path.parent}") from error
-    except PermissionError as error:
-        raise NotPermitted(f"{path} can't be written: {error.strerror}") from error
+    except OSError as error:
+        kind = NotPermitted if isinstance(error, PermissionError) else UsageError
+        raise kind(f"{path} can't be written: {error.strerror}") from error
     try:
         with _room(path):
             with out:

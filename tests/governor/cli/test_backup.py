@@ -79,6 +79,11 @@ def test_what_is_not_there_is_named(state, tmp_path):
             ("backup", tmp_path / "no" / "b.tar", "--state-dir", state),
             f"there is no folder {tmp_path / 'no'}",
         ),
+        (
+            ("backup", state / "governor.db" / "b.tar", "--state-dir", state),
+            f"there is no folder {state / 'governor.db'}",
+        ),
+        (("backup", tmp_path / ("b" * 300), "--state-dir", state), "can't be written: File name too long"),
         (("restore", tmp_path / "b.tar", "--state-dir", tmp_path / "new"), "can't be read: No such file"),
         (("backup", tmp_path / "b.tar", "--state-dir", tmp_path), "has no journal"),
         (("backup", "-", "--json", "--state-dir", state), "--json needs a FILE"),
