@@ -74,9 +74,15 @@ class KeyFolder:
             return self.server().public
 
     def members(self) -> tuple[Member, ...]:
-        """Who comes in, by name. Without a folder nobody."""
+        """Who comes in, by name. Without a folder nobody. Raises ConfigError."""
+        try:
+            names = sorted(os.listdir(self.path))  # noqa: PTH208  # names are what is asked for
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise ConfigError(str(self.path), [f"can't be read: {error.strerror}"]) from error
         found, faults = [], []
-        for file in sorted(self.path.glob("*.toml")):
+        for file in (self.path / name for name in names if name.endswith(".toml")):
             try:
                 found.append(_member(file))
             except OSError as error:
@@ -104,11 +110,14 @@ class KeyFolder:
         self._write(f"{name}.toml", f'role = "{role}"\npublic = "{public}"\n')
 
     def remove(self, name: str) -> None:
-        """Raises UsageError where there is no such key."""
+        """Raises UsageError where there is no such key, ConfigError where it can't be removed."""
+        path = self.path / f"{require_name(name)}.toml"
         try:
-            (self.path / f"{require_name(name)}.toml").unlink()
+            path.unlink()
         except FileNotFoundError:
             raise UsageError(f"there is no key {name!r} in {self.path}: `governor keys list`") from None
+        except OSError as error:
+            raise ConfigError(str(path), [f"can't be removed: {error.strerror}"]) from error
 
     def _write(self, name: str, text: str, *, mode: int = 0o600) -> None:
         path = self.path / name

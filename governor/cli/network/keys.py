@@ -90,6 +90,7 @@ def new(
 
 
 def _write_context(out: Path, endpoint: str | None, server: str, pair: KeyPair) -> None:
+    from governor.journal.disk_reserve import no_room  # noqa: PLC0415  # as above
     from governor.network.contexts import Context  # noqa: PLC0415  # as above
     from transport import endpoints  # noqa: PLC0415  # as above
     from transport.errors import BadEndpoint  # noqa: PLC0415  # as above
@@ -101,9 +102,13 @@ def _write_context(out: Path, endpoint: str | None, server: str, pair: KeyPair) 
             raise BadEndpoint(place, "a network is reached over tcp://address:port")  # noqa: TRY301  # one handler
     except BadEndpoint as error:
         raise UsageError(f"--endpoint: {error.reason}, not {place!r}") from error
-    if out.exists():
-        raise UsageError(f"{out} exists already: remove it, or choose another one (--out)")
-    Context(endpoint=place, keys=ClientKeys(server=server, pair=pair)).write(out)
+    try:
+        if out.exists():
+            raise UsageError(f"{out} exists already: remove it, or choose another one (--out)")
+        Context(endpoint=place, keys=ClientKeys(server=server, pair=pair)).write(out)
+    except OSError as error:
+        refused = UsageError(f"{out} can't be written: {error.strerror}; choose another one (--out)")
+        raise no_room(out, error) or refused from error
 
 
 @command.command("list", short_help="List who may come in.")

@@ -124,3 +124,25 @@ def test_a_context_leads_to_a_machine(keys, tmp_path, endpoint):
 def test_a_folder_of_keys_that_is_not_there_is_told(tmp_path):
     listed = CliRunner().invoke(cli, ["keys", "list", "--keys", str(tmp_path / "none")])
     assert f"nobody comes in (there is no folder {tmp_path / 'none'})" in listed.output
+
+
+def test_what_can_not_be_read_or_written_is_named(tmp_path):
+    file, keys = tmp_path / "file", tmp_path / "keys"
+    file.touch()
+
+    def told(*arguments):
+        done = CliRunner().invoke(cli, ["keys", *map(str, arguments)], prog_name="governor")
+        return done.exit_code, done.stderr
+
+    assert told("list", "--keys", file) == (
+        78,
+        f"governor: error: {file}: bad configuration\n  can't be read: Not a directory\n",
+    )
+    code, text = told("remove", "bob", "--keys", file)
+    assert (code, text.splitlines()[1:]) == (78, ["  can't be removed: Not a directory"])
+    out = tmp_path / ("b" * 300)
+    code, text = told(
+        "new", "bob", "--role", "viewer", "--endpoint", "tcp://a:5", "--keys", keys, "--out", out
+    )
+    assert (code, "can't be written: File name too long; choose another one (--out)" in text) == (2, True)
+    assert KeyFolder(keys, {}).members() == ()
