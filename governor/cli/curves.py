@@ -14,7 +14,7 @@ from governor.cli import ask
 from governor.cli.rendering.lines import clean, counted, number
 from governor.cli.rendering.plot import Point, plot
 from governor.errors import TryAgain, UsageError
-from governor.messages.curves import EVALUATION, QUANTILES
+from governor.messages.curves import EVALUATION, HUGE, QUANTILES
 from governor.units import durations
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ WIDEST: Final = 100
 """Cells of a plot: a wider one is no clearer."""
 _NAMES: Final = [f"p{round(100 * share)}" for share in QUANTILES]
 _BAND: Final = (0.1, 0.9)
+_UNUSABLE: Final = f"NaN, infinite or beyond ±{HUGE:.0e}".replace("+", "")
 
 
 def show(broker: str | None, uid: str, metric: str, *, phase: str | None, by: Axis | None, form: str) -> None:
@@ -44,7 +45,7 @@ def show(broker: str | None, uid: str, metric: str, *, phase: str | None, by: Ax
         out = tables.console()
         width = min(out.width, WIDEST)
         for line in _lines(found, by, width):
-            out.print(line, markup=False, crop=False, no_wrap=True)
+            out.print(line, markup=False, crop=False, no_wrap=True, overflow="ignore")
     else:
         raise UsageError("a curve is a table, json or csv")
 
@@ -141,7 +142,7 @@ def _lines(found: RunCurves, by: Axis | None, width: int) -> Iterator[str]:
             yield ""
             yield from _plotted(found, each, each.curve, by, width)
         elif each.curve is not None:
-            yield f"{clean(each.phase)}: all of its {each.curve.unusable} values are NaN or infinite"
+            yield f"{clean(each.phase)}: all of its {each.curve.unusable} values are {_UNUSABLE}"
 
 
 def _plotted(found: RunCurves, phase: PhaseCurve, curve: Curve, by: Axis | None, width: int) -> Iterator[str]:
@@ -161,7 +162,7 @@ def _plotted(found: RunCurves, phase: PhaseCurve, curve: Curve, by: Axis | None,
     ends = label(first), label(last if axis in ("step", "time") else last - 1)
     yield from plot(points, width=width, axis=axis, ends=ends)
     extremes = f"{number(min(w.low for w in windows))} to {number(max(w.high for w in windows))}"
-    odd = f"; {curve.unusable} more were NaN or infinite" if curve.unusable else ""
+    odd = f"; {curve.unusable} more were {_UNUSABLE}" if curve.unusable else ""
     means = f"{number(windows[0].mean)} at first, {number(windows[-1].mean)} at last"
     yield f"• mean: {means}   ░ 10 % to 90 %   all values: {extremes}{odd}"
 

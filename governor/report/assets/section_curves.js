@@ -66,7 +66,7 @@ function _figure(charts, lines, state, laid) {
       return { label: laid ? `${run.summary.name} ${run.summary.uid}` : "mean", x: column(_x(each, axis)), y: column(w.mean), bands: several ? (laid ? bands.slice(0, 1) : bands) : [], color: index };
     });
   if (!made.length) {
-    plot.append(emptyNote(`All of its ${formatNumber(curve.unusable)} values are NaN or infinite.`));
+    plot.append(emptyNote(`All of its ${formatNumber(curve.unusable)} values are NaN, infinite or beyond ±1e290.`));
     return;
   }
   const title = curve.evaluation && axis === "key" ? "evaluation" : axis === "key" ? "episode" : axis;

@@ -8,8 +8,10 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from governor.cli import ask, cli
+from governor.cli.rendering import tables
 from governor.errors import ExitCode
 from governor.messages import PhaseCurve, RunCurves
 from governor.messages.curves import Curve
@@ -46,10 +48,24 @@ def test_the_plot(monkeypatch):
     assert rows[2] == "train: return by episode, 10 values in 10 windows"
     assert "idle" not in "\n".join(rows)
     assert rows[-1] == (
-        "• mean: 0 at first, 9 at last   ░ 10 % to 90 %   all values: 0 to 9; 1 more were NaN or infinite"
+        "• mean: 0 at first, 9 at last   ░ 10 % to 90 %   all values: 0 to 9; "
+        "1 more were NaN, infinite or beyond ±1e290"
     )
     by_time = results(monkeypatch, RETURN, "--curve", "return", "--by", "time").stdout
     assert by_time.splitlines()[-2].split() == ["0ms", "time", "4.5s"]
+
+
+def test_no_line_is_cut_at_the_width_of_the_terminal(monkeypatch):
+    monkeypatch.setattr(tables, "console", lambda: Console(width=40))
+    shown = results(monkeypatch, RETURN, "--curve", "return").stdout
+    assert "train: return by episode, 10 values in 10 windows" in shown
+    assert "all values: 0 to 9" in shown
+
+
+def test_a_metric_without_values_that_a_curve_takes(monkeypatch):
+    found = of("loss", train(curve([float("inf"), 1e300])))
+    shown = results(monkeypatch, found, "--curve", "loss").stdout
+    assert "train: all of its 2 values are NaN, infinite or beyond ±1e290" in shown
 
 
 def test_json(monkeypatch):
