@@ -137,7 +137,9 @@ def _steps(folder: Path, order: list[str], *, phase: str | None) -> tuple[pa.Sch
         return pa.schema([]), iter(())
     schema = trajectories.common_schema([schema for schema, _ in parts])
     if schema is None:
-        raise UsageError(f"the phases {_listed(names)} have different columns: choose one")
+        raise UsageError(
+            f"the phases {_listed(names)} have different columns: choose one (--phase, in Python phase)"
+        )
     return schema, (aligned(table, schema) for _, groups in parts for table in groups)
 
 

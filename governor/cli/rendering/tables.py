@@ -40,6 +40,8 @@ _STYLES = {
 }
 MOST_METRICS: Final = 64
 """Of the user in the result for people; --json has all."""
+MOST_ITEMS: Final = 64
+"""Of an array in a row; of a longer one the first three."""
 _VALUE_LENGTH = 60
 
 
@@ -102,7 +104,25 @@ def of_rows(rows: Sequence[dict[str, Any]], *, more: str) -> Group:
 def _cell(name: str, value: Any) -> Text | str:
     if name == "outcome" and value:
         return _outcome(value)
-    return "-" if value is None or value == "" else _short(value)
+    return "-" if value is None or value == "" else _short(_abridged(value))
+
+
+def _abridged(value: Any) -> Any:
+    """The value, with a note in place of each array of more than `MOST_ITEMS` items: a screen has 100,000."""
+    if isinstance(value, dict):
+        return {name: _abridged(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return list(map(_abridged, value)) if len(value) <= MOST_ITEMS else _Beginning(value)
+    return value
+
+
+class _Beginning:
+    def __init__(self, values: list[Any]) -> None:
+        self._values = values
+
+    def __repr__(self) -> str:
+        begin = ", ".join(repr(_abridged(each)) for each in self._values[:3])
+        return f"[{begin}, ... {len(self._values):,} in all]"
 
 
 def rendered(renderable: RenderableType) -> str:

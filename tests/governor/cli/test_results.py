@@ -205,12 +205,16 @@ def test_vectors_and_sessions_in_csv_and_json(run, monkeypatch):
     )
     assert (small["observation.0"], small["observation.1"]) == ("0.5", "0.5")
     assert json.loads(large["observation"]) == [0.5] * 100
+    assert "[0.5, 0.5, 0.5, ... 100 in all]" in results("--of", "steps", "--phase", "large").stdout
     assert json.loads(talk["messages"])[0]["role"] == "user"
     told = json.loads(results("--of", "steps", "--json", "--phase", "talk").stdout)
     assert (told[0]["response"], told[0]["outcome"]) == ("4", None)
     done = results("--of", "steps", "--format", "csv")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "the phases 'train', 'large', 'small', 'talk' have different columns: choose one" in done.stderr
+    assert (
+        "the phases 'train', 'large', 'small', 'talk' have different columns: choose one (--phase, in Python phase)"
+        in done.stderr
+    )
 
 
 @pytest.mark.parametrize("form", ["csv", "json", "parquet"])

@@ -333,3 +333,10 @@ def test_lines_and_status_tell_about_how_long_it_takes():
     rows = printed(tables.status(msgspec.structs.replace(REPORT, runs=(run,)), conductors=True))
     assert "at most about 3min 5s left in train, 12min 0s in the run" in rows
     assert rows[-1].split() == ["agent.walker", "agent", "ready", "7", "1", "98%", "1", "GiB"]
+
+
+def test_a_long_array_in_a_row_is_shown_by_its_first_numbers():
+    values = {"image": [*range(65)], "pair": [1, 2], "rows": [[0.5] * 1000]}
+    assert printed(tables.of_rows([{"step": 1, "observation": values}], more=""))[-1] == (
+        "1      {'image': [0, 1, 2, ... 65 in all], 'pair': [1, 2], 'rows': [[0.5, 0.5, 0.5, ... 1,000 in all]]}"
+    )
