@@ -1,6 +1,6 @@
 """The columns of the tables of steps: those of the recorded rows between those of their episode.
 
-Columns: phase, worker (int32), episode, attempt, seed, step (int64); observation and action (`space_columns`); reward (float64), terminated, truncated (bool), weight_version
+Columns: phase, worker, attempt (int32), episode, seed, step (int64); observation and action (`space_columns`); reward (float64), terminated, truncated (bool), weight_version
 (int64); outcome. With several players each has a struct column of those from observation on.
 """
 
