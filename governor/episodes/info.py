@@ -19,7 +19,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from governor import logs
-from governor.episodes.metrics import MOST, NONFINITE, drop, is_name, number, put
+from governor.episodes.metrics import MOST, NONFINITE, NOT_A_NAME, drop, is_name, number, put
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -136,7 +136,7 @@ class InfoReader:
     def _is_new(self, name: str) -> bool:
         """Whether it becomes a column."""
         if name in RESERVED or not is_name(name):
-            self._leave_out(name, "cannot be the name of a metric")
+            self._leave_out(name, "is a metric of every episode" if name in RESERVED else NOT_A_NAME)
             return False
         if len(self._names) >= MOST:
             drop(name)

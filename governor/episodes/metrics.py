@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 MOST: Final = 64
 NAME: Final = r"^[A-Za-z0-9_][A-Za-z0-9_./:-]{0,63}$"
+NOT_A_NAME: Final = (
+    "cannot be the name of a metric: that is at most 64 of a-z, A-Z, 0-9 and _ . / : - "
+    "and begins with a letter, a digit or '_'"
+)
 NONFINITE: Final = ".nonfinite"
 Sums: TypeAlias = dict[str, list[float]]
 """For each name the number of finite values, their sum, and the number of the others."""
@@ -127,7 +131,7 @@ def checked(values: Mapping[Any, Any], *, of: str) -> dict[str, float]:
 def _check_name(name: Any, *, of: str) -> None:
     """Raises ValueError for what cannot be a name."""
     if not isinstance(name, str) or not is_name(name):
-        raise ValueError(f"{of}: {name!r} cannot be the name of a metric")
+        raise ValueError(f"{of}: {name!r} {NOT_A_NAME}")
     if len(_names) < MOST:
         _names.add(name)
 

@@ -178,7 +178,8 @@ Models: TypeAlias = Annotated[
 LabelKey: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=64)]
 Labels: TypeAlias = Annotated[dict[LabelKey, Annotated[str, Field(max_length=256)]], Field(max_length=64)]
 
-Metric: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./:-]*$", max_length=64)]
+METRIC = r"^[A-Za-z0-9_][A-Za-z0-9_./:-]*$"
+Metric: TypeAlias = Annotated[str, Field(pattern=METRIC, max_length=64)]
 """A number of the user's code, by its name."""
 
 LIST, MAPPING, WORD = "[list]", "[mapping]", "[word]"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from governor.units.fields import LIST, MAPPING, WORD, without_numpy
+from governor.units.fields import LIST, MAPPING, METRIC, WORD, without_numpy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -41,6 +41,11 @@ _PATTERNS: Final = {
     "http": "must be a path, as /health, or a URL",
     "url": "must be an URL, as https://hooks.example.org/runs, or, for a command, a list of its words",
 }
+_NAMES: Final = {
+    METRIC: "must be of a-z, A-Z, 0-9 and _ . / : - and begin with a letter, a digit or '_'",
+}
+"""By their pattern."""
+_NAME: Final = "must be letters, digits, '-', '_' and begin with a letter or digit"
 _LONGEST_MISSPELLING: Final = 64
 
 
@@ -118,7 +123,7 @@ def _message(error: ErrorDetails, model: type[BaseModel]) -> str:
             options = context["expected"].replace("'", "").replace(" or ", ", ").split(", ")
             text = f"must be one of {', '.join(options)}, not {shown(given)}{suggestion(given, options)}"
         case "string_pattern_mismatch":
-            rule = _PATTERNS.get(field, "must be letters, digits, '-', '_' and begin with a letter or digit")
+            rule = _PATTERNS.get(field) or _NAMES.get(context["pattern"], _NAME)
             text = f"{rule}, not {given!r}"
         case "too_short":
             text = f"must have at least {context['min_length']} item"

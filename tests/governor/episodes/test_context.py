@@ -86,6 +86,13 @@ def test_a_report_that_is_no_number_is_the_fault_of_its_caller(context, value):
     assert reports.take() is None, "all of it, or nothing"
 
 
+def test_a_name_that_is_none_is_refused_with_what_a_name_is(context):
+    with pytest.raises(
+        ValueError, match=r"'two words' cannot be the name of a metric: that is at most 64 of a-z"
+    ):
+        context.report(**{"two words": 0.5})
+
+
 def test_an_episode_has_a_bounded_number_of_names():
     reported = Reported()
     for number in range(5 * MOST):
