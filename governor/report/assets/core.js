@@ -107,28 +107,49 @@ function plural(count, word) {
   return `${formatNumber(count)} ${word}${count === 1 ? "" : "s"}`;
 }
 
-/** A table of few rows: `columns` of {title, number?}, cells are texts or nodes. */
+/** So many columns are as wide as a page. */
+const PAPER_COLUMNS = 7;
+
+/**
+ * A table of few rows: `columns` of {title, number?, key?}, cells are texts or nodes. On paper one with many columns is several tables, each
+ * with the columns that are a `key`.
+ */
 function simpleTable(columns, rows, caption) {
-  const head = columns.map((each) => element("th", { scope: "col", class: each.number ? "number" : "", text: each.title }));
+  const all = [...columns.keys()];
+  const parts = onPaper() && columns.length > PAPER_COLUMNS ? _parts(columns, all) : [all];
+  const tables = parts.map((part, index) => _table(columns, rows, part, index ? null : caption));
+  return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption ?? "table" }, ...tables);
+}
+
+function _parts(columns, all) {
+  const keys = all.filter((index) => columns[index].key);
+  const others = all.filter((index) => !columns[index].key);
+  const parts = [];
+  while (others.length) parts.push([...keys, ...others.splice(0, PAPER_COLUMNS - keys.length)]);
+  return parts;
+}
+
+function _table(columns, rows, part, caption) {
+  const head = part.map((index) => element("th", { scope: "col", class: columns[index].number ? "number" : "", text: columns[index].title }));
   const body = rows.map((row) =>
     element(
       "tr",
       {},
-      ...row.map((cell, index) => {
+      ...part.map((index) => {
+        const cell = row[index];
         const td = element("td", { class: columns[index].number ? "number" : "" });
         td.append(cell instanceof Node ? cell : visible(cell));
         return td;
       }),
     ),
   );
-  const table = element(
+  return element(
     "table",
     {},
     caption ? element("caption", { text: caption }) : null,
     element("thead", {}, element("tr", {}, ...head)),
     element("tbody", {}, ...body),
   );
-  return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption ?? "table" }, table);
 }
 
 function color(name) {

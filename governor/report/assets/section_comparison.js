@@ -17,12 +17,12 @@ register({
         each.mean === null ? "–" : `${formatNumber(each.mean)} (${formatNumber(each.low)} to ${formatNumber(each.high)}), n = ${each.n}`,
       ]);
       root.append(
-        simpleTable([{ title: "Metric" }, { title: "Group" }, ...columns, { title: "Mean, 95 % interval", number: true }], rows, "Metrics; the interval is over runs that differ in their seed alone (Student's t)"),
+        simpleTable([{ title: "Metric", key: true }, { title: "Group", key: true }, ...columns, { title: "Mean, 95 % interval", number: true }], rows, "Metrics; the interval is over runs that differ in their seed alone (Student's t)"),
       );
     }
     if (differences.length) {
       root.append(element("h3", { text: "In what the run files differ" }));
-      root.append(simpleTable([{ title: "Key" }, ...columns.map((each) => ({ title: each.title }))], differences.map((each) => [each.path, ...each.values.map((value) => value || "–")]), "Keys of the run files"));
+      root.append(simpleTable([{ title: "Key", key: true }, ...columns.map((each) => ({ title: each.title }))], differences.map((each) => [each.path, ...each.values.map((value) => value || "–")]), "Keys of the run files"));
     }
     if (!metrics.length && !differences.length) root.append(emptyNote("The run files agree, and no run has metrics."));
   },

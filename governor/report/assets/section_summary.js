@@ -69,7 +69,7 @@ function _metrics(phases) {
   const names = [...new Set(phases.flatMap((phase) => Object.keys(phase.metrics)))];
   if (!names.length) return [];
   const with_any = phases.filter((phase) => Object.keys(phase.metrics).length);
-  const columns = [{ title: "Metric" }, ...with_any.map((phase) => ({ title: visible(phase.name), number: true }))];
+  const columns = [{ title: "Metric", key: true }, ...with_any.map((phase) => ({ title: visible(phase.name), number: true }))];
   const rows = names.map((name) => [
     name,
     ...with_any.map((phase) => {

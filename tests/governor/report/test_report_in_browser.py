@@ -302,6 +302,45 @@ def test_a_page_that_is_printed_is_light_as_wide_as_paper_and_has_what_is_folded
     assert printed["right"] < 690  # A4 is 718 pixels wide within Chromium's margins
 
 
+def test_no_column_is_cut_on_paper(visit):
+    """Of the metrics of many phases and of many runs."""
+    runs = []
+    for seed in range(12):
+        run = run_document(f"4wq7n2k{seed:02}", seed=seed)
+        [phase] = run.summary.phases
+        phases = [
+            msgspec.structs.replace(
+                phase,
+                name=f"phase-{n:02}-with-a-long-name",
+                metrics={"loss/actor_mean": -0.004265 - n - seed},
+            )
+            for n in range(20)
+        ]
+        runs.append(msgspec.structs.replace(run, summary=msgspec.structs.replace(run.summary, phases=phases)))
+    found = visit(
+        document(*runs, comparison=compare(runs)),
+        """
+        scrolled(page)
+        look = '''() => ({
+            right: Math.max(...[...document.querySelectorAll("table")].map((each) => each.getBoundingClientRect().right)) - document.querySelector("main").getBoundingClientRect().left,
+            metrics: [...document.querySelectorAll("#summary .scroll:last-child table")].map((each) => [...each.rows[1].cells].map((cell) => cell.innerText)),
+            comparison: document.querySelector("#comparison").innerText,
+        })'''
+        page.evaluate(f"addEventListener('beforeprint', () => (window.printed = ({look})()))")
+        found["before"] = page.evaluate(look)
+        page.pdf(width="210mm", height="297mm")
+        found["printed"] = page.evaluate("window.printed")
+        """,
+    )
+    before, printed = found["before"], found["printed"]
+    assert printed["right"] < 690
+    assert [len(row) for row in before["metrics"]] == [21]
+    assert [len(row) for row in printed["metrics"]] == [7, 7, 7, 3]
+    assert {row[0] for row in printed["metrics"]} == {"loss/actor_mean"}
+    assert [cell for row in printed["metrics"] for cell in row[1:]] == before["metrics"][0][1:]
+    assert "n = 12" in printed["comparison"]
+
+
 @contextlib.contextmanager
 def live(made, told, *, event="section"):
     """The address of the page of `made`; what is GET at `next` has the page take this `event`."""
