@@ -73,6 +73,11 @@ def command(
     of_group = len(uids) == 1 and groups.is_group(uids[0])
     file = output or Path(f"report-{uids[0]}.html" if of_group else _name_of(document))
     size = write(document, file, through_links=True)
+    for phase, number in _absent(document.runs, asked):
+        lines.say(
+            f"governor: --episode {phase}:{number} is not in the report: no steps of it are on record, or its phase is not over",
+            err=True,
+        )
     if as_json:
         click.echo(json.dumps({"file": str(file.absolute()), "bytes": size}))
     else:
@@ -180,6 +185,15 @@ def _require_phases(runs: Sequence[RunDocument], asked: Mapping[str, frozenset[i
     for phase in asked:
         if phase not in known:
             raise UsageError(f"--episode: there is no phase {phase!r}: {', '.join(known) or 'none began'}")
+
+
+def _absent(runs: Sequence[RunDocument], asked: Mapping[str, frozenset[int]]) -> list[tuple[str, int]]:
+    """The episodes that were asked for, and that no run shows."""
+    shown = {(each.phase, each.episode) for run in runs for each in run.steps}
+    shown |= {(each.phase, each.episode) for run in runs for each in run.sessions}
+    return [
+        (phase, number) for phase in asked for number in sorted(asked[phase]) if (phase, number) not in shown
+    ]
 
 
 def _kept(state_dir: Path, uid: str, instead_of: GovernorError) -> JournalSource:

@@ -126,7 +126,9 @@ async def test_errors_say_what_to_do(instance):
         twice = await governor(instance, "--broker", broker, "report", uid, uid, code=2)
         assert "named twice" in twice
         asked = instance.folder / "asked.html"
-        await governor(instance, "--broker", broker, "report", uid, "--episode", "train:7", "-o", asked)
+        wanted = ("--episode", "train:7", "--episode", "train:999")
+        _, _, said = await instance.governor("--broker", broker, "report", uid, *wanted, "-o", asked)
+        assert "--episode train:999 is not in the report: no steps of it are on record" in said
         [run] = Page(asked.read_text()).data["runs"]
         assert [steps["episode"] for steps in run["steps"] if steps["why"] == "asked"] == [7]
         assert "report.html" not in await governor(instance, "--broker", broker, "results", uid)
