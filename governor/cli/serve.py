@@ -12,7 +12,10 @@ import click
 
 @click.command("serve", short_help="Start the daemon.")
 @click.option(
-    "--config", "config_file", type=click.Path(path_type=Path), help="TOML file; options override it."
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path, readable=False),
+    help="TOML file; options override it.",
 )
 @click.option("--slots", type=int, help="Runs in work at the same time.")
 @click.option("--queue-limit", type=int, help="Runs that may wait for a slot.")

@@ -16,7 +16,7 @@ from governor.errors import ExitCode
 @click.option(
     "--config",
     "config_file",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),
     help="The daemon's TOML file, as for `serve`.",
 )
 @click.option(

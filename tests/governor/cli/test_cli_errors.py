@@ -1,5 +1,6 @@
 import errno
 import json
+from pathlib import Path
 
 import click
 import pytest
@@ -191,3 +192,23 @@ def test_bad_options_of_serve_are_78_and_start_nothing():
     assert done.exit_code == 78
     assert "slots:" in done.stderr
     assert "ray.address:" in done.stderr
+
+
+@pytest.mark.parametrize(("verb_name", "code"), [("serve", 78), ("doctor", 1)])
+def test_a_configuration_that_may_not_be_read_is_told_as_its_other_faults_are(
+    verb_name, code, tmp_path, monkeypatch
+):
+    read = Path.read_text
+
+    def denied(path, *options, **named):
+        if path == file:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read(path, *options, **named)
+
+    file = tmp_path / "governor.toml"
+    file.touch()
+    monkeypatch.setattr("os.access", lambda path, *_, **__: str(path) != str(file))
+    monkeypatch.setattr(Path, "read_text", denied)
+    done = invoke(verb_name, "--config", str(file))
+    assert done.exit_code == code
+    assert "can't be read: Permission denied" in done.output
