@@ -77,7 +77,7 @@ class Installation:
         places = self.places
         self._require_systemd()
         if places.sysusers is not None:
-            _require_readable(self._bin)
+            _require_readable(Path(sys.prefix))
             self._write(places.sysusers, _text("run-governor.sysusers"))
             self._run("systemd-sysusers", str(places.sysusers))
         self._write(places.config, _text("governor.toml"), keep=True)
@@ -174,10 +174,21 @@ def _text(name: str) -> str:
     return (files("governor.cli.service") / "files" / name).read_text()
 
 
-def _require_readable(place: Path) -> None:
+def _require_readable(prefix: Path) -> None:
     """Raises UsageError where the service's own user could not start the program there."""
-    for folder in (place, *place.parents):
-        if folder.exists() and not folder.stat().st_mode & stat.S_IXOTH:
-            raise UsageError(
-                f"the service's user, {NAME}, can't enter {folder}: install governor elsewhere, as into /opt/{NAME}"
-            )
+    user, readable = f"the service's user, {NAME},", f"chmod --recursive o+rX {prefix}"
+    ways = {*prefix.parents, *Path(sys.executable).resolve().parents} - {prefix, prefix / "bin"}
+    for path in sorted(ways):
+        if _lacks(path, stat.S_IXOTH):
+            where = f"install governor elsewhere, as into /opt/{NAME}, with a Python that all may start"
+            raise UsageError(f"{user} can't enter {path}: {where}")
+    if not (prefix / "pyvenv.cfg").exists():  # the system's own: it has files that are root's alone
+        return
+    library = (prefix / "lib").rglob("*")
+    for path in (prefix, prefix / "pyvenv.cfg", prefix / "bin", prefix / "bin" / "governor", *library):
+        if _lacks(path, stat.S_IROTH | (stat.S_IXOTH if path.is_dir() else 0)):
+            raise UsageError(f"{user} can't read {path}: {readable}")
+
+
+def _lacks(path: Path, mode: int) -> bool:
+    return path.exists() and path.stat().st_mode & mode != mode

@@ -153,17 +153,69 @@ def test_what_is_missing_is_told_before_anything_is_written(machine, tmp_path, m
     assert machine.files() == set()
 
 
-def test_a_program_that_the_services_user_cannot_reach_is_refused(tmp_path, monkeypatch):
-    made = Machine(tmp_path)
-    (tmp_path / "private" / "bin").mkdir(parents=True)
-    (tmp_path / "private").chmod(0o700)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'programs'}:/usr/bin:/bin")
-    monkeypatch.setattr("sys.prefix", str(tmp_path / "private"))
-    with pytest.raises(
-        UsageError, match=r"can't enter .*: install governor elsewhere, as into /opt/run-governor"
-    ):
+@pytest.fixture
+def environment(short_path, monkeypatch):
+    """A virtual environment of a machine, as root makes it with a umask of 022."""
+    for folder in (short_path, short_path / "all"):
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{short_path / 'programs'}:/usr/bin:/bin")
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    made = short_path / "all" / "run-governor"
+    for name in ("bin/governor", "bin/python3", "lib/python3/site-packages/governor/errors.py", "pyvenv.cfg"):
+        (made / name).parent.mkdir(parents=True, exist_ok=True)
+        (made / name).touch()
+    for path in (made, *made.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    monkeypatch.setattr("sys.prefix", str(made))
+    monkeypatch.setattr("sys.executable", str(made / "bin" / "python3"))
+    return made
+
+
+def test_a_program_that_the_services_user_cannot_reach_is_refused(environment, short_path):
+    made = Machine(short_path)
+    environment.parent.chmod(0o700)
+    wanted = f"can't enter {environment.parent}: install governor elsewhere, as into /opt/run-governor"
+    with pytest.raises(UsageError, match=wanted):
         made.install()
     assert made.files() == set()
+
+
+def test_a_python_that_the_services_user_cannot_reach_is_refused(environment, short_path, monkeypatch):
+    made = Machine(short_path)
+    own = short_path / "root" / ".pyenv"
+    own.mkdir(parents=True)
+    own.parent.chmod(0o700)
+    (own / "python3").touch()
+    (environment / "bin" / "python3").unlink()
+    (environment / "bin" / "python3").symlink_to(own / "python3")
+    with pytest.raises(UsageError, match=f"can't enter {own.parent}: .* a Python that all may start"):
+        made.install()
+    assert made.files() == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        (".", 0o750),
+        ("pyvenv.cfg", 0o640),
+        ("bin", 0o711),
+        ("lib/python3/site-packages/governor", 0o750),
+        ("lib/python3/site-packages/governor/errors.py", 0o640),
+    ],
+)
+def test_a_program_that_root_alone_can_read_is_refused_with_what_mends_it(
+    environment, short_path, name, mode
+):
+    made = Machine(short_path)
+    (environment / name).chmod(mode)
+    wanted = f"can't read {environment / name}: chmod --recursive o[+]rX {environment}"
+    with pytest.raises(UsageError, match=f"{wanted}$"):
+        made.install()
+    assert made.files() == set()
+    (environment / name).chmod(0o755)
+    made.install()
+    assert made.files() == ALL
 
 
 def test_the_steps_are_printed_one_a_line(machine):
