@@ -233,7 +233,9 @@ def _journal(state_dir: Path) -> Iterator[Finding]:
     try:
         with closing(_read_only(path)) as journal:
             (version,) = journal.execute("PRAGMA user_version").fetchone()
-            (runs, newest) = journal.execute("SELECT count(*), max(submitted_at) FROM runs").fetchone()
+            kept = schema.KEPT if version == schema.SCHEMA_VERSION else "1"
+            counted = f"SELECT count(CASE WHEN {kept} THEN 1 END), max(submitted_at) FROM runs"  # noqa: S608  # our own schema
+            (runs, newest) = journal.execute(counted).fetchone()
     except sqlite3.Error as error:
         yield Finding(
             "fault",

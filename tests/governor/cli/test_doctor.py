@@ -108,6 +108,15 @@ def test_a_damaged_journal(state):
     assert doctor("--state-dir", state)["journal"]["level"] == "fault"
 
 
+def test_runs_that_were_pruned_are_not_counted(state):
+    with closing(sqlite3.connect(state / "governor.db")) as journal, journal:
+        journal.executemany(
+            "INSERT INTO runs (uid, name, spec, folder, submitted_at, pruned_at) VALUES (?, 'a', x'80', '/', 1.0, ?)",
+            [("a", None), ("b", 2.0), ("c", 2.0)],
+        )
+    assert doctor("--state-dir", state)["journal"]["found"].startswith("1 run, ")
+
+
 def test_a_clock_that_went_back(state):
     with closing(sqlite3.connect(state / "governor.db")) as journal, journal:
         journal.execute(
