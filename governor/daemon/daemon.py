@@ -124,8 +124,8 @@ class Daemon:
         async with self.running():
             await self._background.stop.wait()
         crash = self._background.crash
+        self._notifier.status("stopped" if crash is None else str(crash) or repr(crash))
         if isinstance(crash, GovernorError):
-            self._notifier.status(str(crash))
             return crash.exit_code
         return ExitCode.DONE if crash is None else ExitCode.INTERNAL
 

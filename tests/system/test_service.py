@@ -110,6 +110,7 @@ async def test_ready_is_sent_when_the_daemon_accepts_runs_and_each_transition_se
         last = (await service.messages_until("STOPPING=1"))[-1]
         assert "EXTEND_TIMEOUT_USEC=45000000" in last.splitlines()
         assert await service.process.wait() == ExitCode.DONE
+        await service.messages_until("STATUS=stopped")
     assert list((short_path / "run").iterdir()) == [], "sockets were left behind"
 
 
