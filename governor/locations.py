@@ -89,30 +89,35 @@ def runtime_dirs(environ: Mapping[str, str] = os.environ) -> list[Path]:
 
 
 def find_broker(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
-    """The endpoint of the daemon's broker: `given`, $GOVERNOR_BROKER, or the first runtime folder that holds its socket.
+    """The endpoint of the daemon's broker: `given`, $GOVERNOR_BROKER, or the first runtime folder that holds its socket. A folder of
+    another user is passed over.
 
     Raises:
         Unreachable: there is no such socket; the message names the folders that were searched.
+        NotPermitted: there is none, and a folder may not be searched.
     """
     if endpoint := given or environ.get("GOVERNOR_BROKER"):
         return endpoint if "://" in endpoint else f"ipc://{endpoint}"
     folders = runtime_dirs(environ)
+    closed = None
     for folder in folders:
         path = folder / CLIENT_SOCKET
         try:
             if stat.S_ISSOCK(path.stat().st_mode):
                 return f"ipc://{path}"
         except PermissionError:
-            raise NotPermitted(
-                f"may not look at {path}: ask for the group that `socket_group` names"
-            ) from None
+            closed = closed or path
         except OSError:
             continue
+    if closed:
+        raise _of_another_user(closed)
     raise Unreachable(" or ".join(str(folder / CLIENT_SOCKET) for folder in folders), "no such socket")
 
 
 async def refuse_stale_socket(endpoint: str) -> None:
-    """A restarted broker binds its socket again soon. Raises Unreachable for a socket that stays unbound."""
+    """A restarted broker binds its socket again soon. Raises Unreachable for a socket that stays unbound, NotPermitted for that of
+    another user.
+    """
     path = endpoint.removeprefix("ipc://")
     if path == endpoint:
         return
@@ -120,6 +125,8 @@ async def refuse_stale_socket(endpoint: str) -> None:
     while True:
         try:
             _, writer = await asyncio.open_unix_connection(path)
+        except PermissionError:
+            raise _of_another_user(Path(path)) from None
         except OSError as error:
             unbound = isinstance(error, ConnectionRefusedError | FileNotFoundError)
             if not unbound or asyncio.get_running_loop().time() > until:
@@ -150,6 +157,12 @@ async def refuse_unknown_host(endpoint: str, *, patience: float) -> None:
             await asyncio.sleep(RETRY_SECONDS)
         else:
             return
+
+
+def _of_another_user(socket: Path) -> NotPermitted:
+    return NotPermitted(
+        f"{socket} is another user's: ask to be let in (`socket_group`), or start a daemon of your own"
+    )
 
 
 def _named(environ: Mapping[str, str], systemd: str, xdg: str) -> list[Path]:

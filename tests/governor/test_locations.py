@@ -1,10 +1,13 @@
 import asyncio
+import errno
+import os
 import socket
+from pathlib import Path
 
 import pytest
 
 from governor import locations
-from governor.errors import Unreachable
+from governor.errors import NotPermitted, Unreachable
 
 
 def test_find_broker(tmp_path, monkeypatch):
@@ -24,6 +27,42 @@ def test_find_broker(tmp_path, monkeypatch):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("broker.sock")
         assert locations.find_broker(None, environ) == f"ipc://{folder}/broker.sock"
+
+
+def test_a_daemon_of_another_user_does_not_hide_one_s_own(tmp_path, monkeypatch):
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    ours.mkdir()
+    monkeypatch.setattr(locations, "runtime_dirs", lambda _environ: [theirs, ours])
+    may_not_search(theirs, monkeypatch)
+    with pytest.raises(
+        NotPermitted, match=rf"{theirs}/broker.sock is another user's: .* a daemon of your own"
+    ):
+        locations.find_broker(None, {})
+    monkeypatch.chdir(ours)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("broker.sock")
+        assert locations.find_broker(None, {}) == f"ipc://{ours}/broker.sock"
+
+
+def may_not_search(folder, monkeypatch):
+    """Root may search all folders, so the system's answer is made up."""
+    stat = Path.stat
+
+    def refused(path, **options):
+        if path.parent == folder:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refused)
+
+
+async def test_a_named_socket_of_another_user_is_told_from_one_without_a_daemon(tmp_path, monkeypatch):
+    async def refused(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr(asyncio, "open_unix_connection", refused)
+    with pytest.raises(NotPermitted, match=rf"{tmp_path}/broker.sock is another user's"):
+        await locations.refuse_stale_socket(f"ipc://{tmp_path}/broker.sock")
 
 
 @pytest.mark.parametrize("host", ["run-governor.invalid", "two..dots", 64 * "a"])
