@@ -9,10 +9,11 @@ import asyncio
 import os
 import socket
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from governor.errors import NotPermitted, Unreachable
+from governor.errors import ConfigError, NotPermitted, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,10 +34,12 @@ RETRY_SECONDS: Final = 0.2
 
 
 def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """$STATE_DIRECTORY, else $XDG_STATE_HOME/run-governor, else ~/.local/state/run-governor."""
+    """$STATE_DIRECTORY, else $XDG_STATE_HOME/run-governor, else ~/.local/state/run-governor. Raises ConfigError for a user without a
+    home folder, as the others here do.
+    """
     if named := _named(environ, "STATE_DIRECTORY", "XDG_STATE_HOME"):
         return named[0]
-    return Path(environ.get("HOME") or "~").expanduser() / ".local" / "state" / NAME
+    return _home(environ) / ".local" / "state" / NAME
 
 
 def secret_folders(environ: Mapping[str, str] = os.environ) -> list[Path]:
@@ -49,13 +52,13 @@ def secret_folders(environ: Mapping[str, str] = os.environ) -> list[Path]:
 
 def config_dir(environ: Mapping[str, str] = os.environ) -> Path:
     """A user's own settings: $XDG_CONFIG_HOME/run-governor, else ~/.config/run-governor."""
-    home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".config"
+    home = environ.get("XDG_CONFIG_HOME") or _home(environ) / ".config"
     return Path(home) / NAME
 
 
 def cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
     """What can be had again: $XDG_CACHE_HOME/run-governor, else ~/.cache/run-governor."""
-    home = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".cache"
+    home = environ.get("XDG_CACHE_HOME") or _home(environ) / ".cache"
     return Path(home) / NAME
 
 
@@ -84,8 +87,10 @@ def single_run_folders(state_dir: Path, uid: str) -> list[Path]:
 
 def runtime_dirs(environ: Mapping[str, str] = os.environ) -> list[Path]:
     """The folders in which a client looks for a daemon's socket, in this order."""
-    named = _named(environ, "RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR")
-    return list(dict.fromkeys([*named, Path("/run") / NAME, default_state_dir(environ) / "run"]))
+    folders = [*_named(environ, "RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"), Path("/run") / NAME]
+    with suppress(ConfigError):
+        folders.append(default_state_dir(environ) / "run")
+    return list(dict.fromkeys(folders))
 
 
 def find_broker(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
@@ -157,6 +162,14 @@ async def refuse_unknown_host(endpoint: str, *, patience: float) -> None:
             await asyncio.sleep(RETRY_SECONDS)
         else:
             return
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    try:
+        return Path(environ.get("HOME") or "~").expanduser()
+    except RuntimeError:
+        fault = f"is not set, and the system knows no home folder of uid {os.geteuid()}: set it, or XDG_STATE_HOME, XDG_CONFIG_HOME and XDG_CACHE_HOME"
+        raise ConfigError("HOME", [fault]) from None
 
 
 def _of_another_user(socket: Path) -> NotPermitted:

@@ -142,7 +142,7 @@ def _ask(broker: str | None, asked: ReadOutput, printer: _Printer) -> None:
 
     try:
         ask.ask(broker, read)
-    except (Unreachable, NoSuchRun) as error:
+    except (Unreachable, NotPermitted, NoSuchRun) as error:
         if printer.has_begun or ask.is_elsewhere(broker):
             raise
         kept = _kept_pages(default_state_dir(), asked, follow=printer.follow, instead_of=error)

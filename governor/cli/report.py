@@ -145,7 +145,7 @@ async def _collect(
         try:
             async with Executor(broker) as executor:
                 runs.append(await collect_run(DaemonSource(executor), uid, asked=asked))
-        except (Unreachable, NoSuchRun) as error:
+        except (Unreachable, NotPermitted, NoSuchRun) as error:
             if ask.is_elsewhere(broker):
                 raise
             runs.append(await collect_run(_kept(default_state_dir(), uid, error), uid, asked=asked))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from governor import locations
-from governor.errors import NotPermitted, Unreachable
+from governor.errors import ConfigError, NotPermitted, Unreachable
 
 
 def test_find_broker(tmp_path, monkeypatch):
@@ -63,6 +63,19 @@ async def test_a_named_socket_of_another_user_is_told_from_one_without_a_daemon(
     monkeypatch.setattr(asyncio, "open_unix_connection", refused)
     with pytest.raises(NotPermitted, match=rf"{tmp_path}/broker.sock is another user's"):
         await locations.refuse_stale_socket(f"ipc://{tmp_path}/broker.sock")
+
+
+def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch):
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000_001)  # as in a container
+    with pytest.raises(
+        ConfigError, match=r"HOME: .*\n  is not set, and the system knows no home .* of uid \d+: set it"
+    ):
+        locations.default_state_dir({})
+    with pytest.raises(ConfigError, match="HOME"):
+        locations.secret_folders({})
+    assert locations.default_state_dir({"XDG_STATE_HOME": "/state"}) == Path("/state/run-governor")
+    assert locations.runtime_dirs({"XDG_RUNTIME_DIR": "/run/user/7"})[0] == Path("/run/user/7/run-governor")
 
 
 @pytest.mark.parametrize("host", ["run-governor.invalid", "two..dots", 64 * "a"])

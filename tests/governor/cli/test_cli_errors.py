@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from governor import cli as package
 from governor.cli import cli
 from governor.cli.run import _new_state_dir, _state_dir_of
-from governor.errors import NoSuchRun, TryAgain
+from governor.errors import NoSuchRun, NotPermitted, TryAgain
 from governor.locations import default_state_dir
 
 BAD = "name: x\nsede: 1\nphases:\n  - name: a\n    tasks: [{id: t, call: 'absent:f'}]\n"
@@ -72,6 +72,18 @@ def test_a_run_that_the_daemon_lacks_and_governor_run_has_is_told_with_what_show
     for other in (NoSuchRun("u"), NoSuchRun("v1"), NoSuchRun("w"), NoSuchRun("u1", "u1 was pruned")):
         verb[0] = other
         assert invoke("status").stderr == f"governor: error: {other}\n"
+
+
+def test_beside_a_daemon_of_another_user_a_report_is_of_the_files_here(monkeypatch, tmp_path):
+    def refused(_broker):
+        raise NotPermitted("the socket is another user's")
+
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path))
+    monkeypatch.delenv("GOVERNOR_BROKER", raising=False)
+    monkeypatch.setattr("governor.executor.Executor", refused)
+    assert "another user's" in invoke("report", "u1").stderr
+    (tmp_path / "single" / "maze-1" / "runs" / "u123").mkdir(parents=True)
+    assert f"{tmp_path}/single/maze-1/governor.db" in invoke("report", "u1").stderr  # it is not there
 
 
 def test_debug_shows_where(verb):

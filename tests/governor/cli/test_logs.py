@@ -11,7 +11,7 @@ from governor.cli import cli, logs
 from governor.cli import run as cli_run
 from governor.cli.rendering import lines
 from governor.daemon import state_lock
-from governor.errors import ExitCode, NoSuchRun, Unreachable
+from governor.errors import ExitCode, NoSuchRun, NotPermitted, Unreachable
 from governor.messages import OutputLine, OutputPage
 from governor.output.lines import as_shown, plain
 from governor.output.run_files import RunFiles
@@ -184,7 +184,7 @@ def texts(result):
     return [row.partition("| ")[2] for row in result.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("error", [NO_DAEMON, NoSuchRun("abcd")])
+@pytest.mark.parametrize("error", [NO_DAEMON, NoSuchRun("abcd"), NotPermitted("another user's")])
 def test_where_no_daemon_has_the_run_its_files_are_read_and_named(run, kept, error):
     result, _ = run("abc", "a", pages=[error])
     assert (result.exit_code, texts(result)) == (0, ["hello"])
