@@ -65,7 +65,7 @@ _PLACE: Final = re.compile(r" \([^()]*:\d+\)$")
 _OF_MODEL: Final = "model: "
 """How the reason of an episode begins that failed while it waited for its language model."""
 _OF_INFRASTRUCTURE: Final = re.compile(
-    r"cannot (record its steps|write its line): |no runner can be started: |environment: [A-Z]+ https?://\S+: (?!HTTP [1-4])"
+    r"cannot (record its steps|write its line): |its result cannot be written: |no runner can be started: |environment: [A-Z]+ https?://\S+: (?!HTTP [1-4])"
 )
 """How other reasons begin that are not of user code: an environment behind a server cannot be reached, or answers 5xx."""
 _OUT_OF_MEMORY: Final = " was killed by Ray: "

@@ -33,7 +33,9 @@ def temporary(path: Path) -> Path:
 
 
 def write_whole(path: Path, data: bytes, *, sync: bool = True, mode: int = 0o666) -> None:
-    """Makes its folder, too. Without `sync` the file survives this process, but not a loss of power. Raises OSError."""
+    """Makes its folder, too. Without `sync` the file survives this process, but not a loss of power. Raises OSError, which names the
+    file also where the system does not, as for a full disk.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = temporary(path)
     try:
@@ -45,8 +47,9 @@ def write_whole(path: Path, data: bytes, *, sync: bool = True, mode: int = 0o666
             put_in_place(part, path)
         else:
             part.replace(path)
-    except OSError:
+    except OSError as error:
         part.unlink(missing_ok=True)
+        error.filename = error.filename or str(path)
         raise
 
 
@@ -58,8 +61,9 @@ def write_lines(path: Path, lines: Iterable[bytes]) -> None:
         with part.open("wb") as file:
             file.writelines(lines)
         put_in_place(part, path)
-    except OSError:
+    except OSError as error:
         part.unlink(missing_ok=True)
+        error.filename = error.filename or str(path)
         raise
 
 

@@ -60,7 +60,7 @@ class Finalizer:
         self._conversion: Conversion | None = None
         self._below = 0
         self._done = 0
-        self._finishing = self._stopped = False
+        self._finishing = self._stopped = self._keeps_streams = False
         self._until = inf
 
     @property
@@ -86,6 +86,10 @@ class Finalizer:
         if self._finishing:
             self._until = min(self._until, monotonic() + STOP_SECONDS)
 
+    def keep_streams(self) -> None:
+        """An agent could not be saved: a run that resumes this one learns again from the streams."""
+        self._keeps_streams = True
+
     def abandon(self) -> None:
         """The process exits."""
         self._until = 0.0
@@ -98,7 +102,7 @@ class Finalizer:
         reporting = asyncio.create_task(self._report(), name="steps.report")
         try:
             await self._end_ahead()
-            return await asyncio.to_thread(self._finish, recorded)
+            return "" if self._keeps_streams else await asyncio.to_thread(self._finish, recorded)
         finally:
             reporting.cancel()
             await asyncio.wait({reporting})

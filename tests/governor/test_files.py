@@ -9,8 +9,10 @@ from tests.support.full_disk import full_beyond
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     path = tmp_path / "a"
     files.write_whole(path, b"old")
-    with full_beyond(100), pytest.raises(OSError, match="File too large"):
+    with full_beyond(100), pytest.raises(OSError, match=f"File too large: '{path}'"):
         files.write_whole(path, b"x" * 1000)
+    with full_beyond(100), pytest.raises(OSError, match=f"File too large: '{path}'"):
+        files.write_lines(path, [b"x" * 1000])
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 

@@ -225,6 +225,7 @@ class InProcess:
             try:
                 agent.save(over=not (self._simulation.abandoned or self._simulation.retiring))
             except BaseException as error:  # noqa: BLE001  # user code, and the disk
+                self._simulation.finalizer.keep_streams()
                 self._simulation.break_off(reason_of(error).within(f"agent {name!r} cannot be saved"))
             context.leave()
 

@@ -150,6 +150,7 @@ class RemoteWorker(ABC):
             log.warning("agent.not_saved", reason=str(error))
             return
         if reason:
+            self.simulation.finalizer.keep_streams()
             self.simulation.break_off(reason.within(f"agent {name!r} cannot be saved"))
 
     def _request_save(self, name: str) -> Reason:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
+from governor.failures import one_line
 from governor.files import write_whole
 from governor.tasks.api import TaskResult
 
@@ -69,7 +70,7 @@ def store(
     """The form of a returned value in a report. With `payload_inline` payloads are part of it, not files; without
     `writes` the contents of files are, too. With `keeps_tuples` a value that holds a tuple is a file, which gives it back as it was.
 
-    Raises Unserialisable, or OSError when a file cannot be written.
+    Raises Unserialisable, also when a file cannot be written.
     """
     result = returned if isinstance(returned, TaskResult) else TaskResult(returned)
     metrics = _metrics(returned)
@@ -82,7 +83,10 @@ def store(
     def put(suffix: str, data: bytes) -> str:
         name = f"{stem}{suffix}"
         if writes:
-            write_whole(folder / name, data)
+            try:
+                write_whole(folder / name, data)
+            except OSError as error:
+                raise Unserialisable(f"its result cannot be written: {one_line(error)}") from error
         else:
             unwritten.append((name, data))
         return name

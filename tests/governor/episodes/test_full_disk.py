@@ -2,11 +2,15 @@
 
 import asyncio
 import contextlib
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
-from governor.episodes.records import episode_file
+from governor import files
+from governor.episodes import learned
+from governor.episodes.records import episode_file, state_file
 from governor.messages import Done, EpisodeEnded, EpisodeRecord, Evaluate, PartEndedReport, Until
 from tests.support.full_disk import full_beyond
 from tests.support.in_process_commands import inside, outcomes
@@ -54,6 +58,27 @@ async def test_episodes_whose_lines_do_not_fit_are_failed_and_the_phase_continue
     assert [line["index"] for line in harness.lines()] == [0, *well]
     assert (end.end, end.failures) == ("max_episodes", 200 - len(well))
     assert harness.state()["learned"] == 199 * 5
+
+
+@BOTH
+async def test_an_agent_without_room_for_its_state_can_learn_again_from_the_streams(
+    harness, stage, monkeypatch, transport
+):
+    write = files.write_whole
+
+    def write_once(path, data, **more):
+        if path.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write(path, data, **more)
+
+    for module in (learned, state_file):
+        monkeypatch.setattr(module, "write_whole", write_once)
+    _, end = await harness.play(episodes=9, **await stage(transport))
+    assert end.first_failure.startswith("agent 'walker' cannot be saved: OSError: [Errno 28] No space left")
+    assert sorted(path.name for path in (harness.folder / "run" / "episodes").iterdir()) == [
+        "train.0.1.arrow",
+        "train.jsonl",
+    ]
 
 
 @BOTH

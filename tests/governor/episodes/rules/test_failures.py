@@ -93,6 +93,7 @@ def test_each_kind_has_its_own_retries_and_what_ended_is_forgotten():
         ("crashed", "the runner's process 3 was killed by Ray: it had too little memory", "limit"),
         ("failed", "no runner can be started: no", "infrastructure"),
         ("failed", "cannot record its steps: OSError: no", "infrastructure"),
+        ("failed", "its result cannot be written: OSError: no", "infrastructure"),
         ("failed", "environment: POST http://h:1/step: HTTP 503: busy", "infrastructure"),
         ("failed", "environment: POST http://h:1/step: ClientConnectorError: no", "infrastructure"),
         ("failed", "environment: POST http://h:1/step: HTTP 404: none", "user"),

@@ -18,6 +18,7 @@ from governor.tasks.protocol.values import (
     read,
     store,
 )
+from tests.support.full_disk import full_beyond
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,18 @@ def test_small_json_like_values_travel_in_the_record(tmp_path, value, inline):
     assert stored.value == inline
     assert type(stored.value) is type(inline)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"x" * 1000, {"a": "x" * INLINE_BYTES}, TaskResult(1, payload=b"x" * 1000)],
+    ids=["pickled", "json", "payload"],
+)
+def test_a_value_that_does_not_fit_on_the_disk_is_named_with_its_file(tmp_path, value):
+    told = f"its result cannot be written: OSError: .* File too large: '{tmp_path}/results/t-0\\."
+    with full_beyond(100), pytest.raises(Unserialisable, match=told):
+        store(value, folder=tmp_path, stem="results/t-0")
+    assert not list((tmp_path / "results").iterdir())
 
 
 @pytest.mark.parametrize("value", [(1, 2), {"a": [1, (2.0, None)]}, ()])
