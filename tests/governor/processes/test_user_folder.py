@@ -1,3 +1,4 @@
+import errno
 import os
 import sys
 
@@ -31,3 +32,34 @@ def test_the_reason_names_the_folder_and_what_to_do(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConductorError, match="Not a directory"):
         user_folder.enter(str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize(
+    ("folder", "error", "said"),
+    [
+        (
+            "/home/ada/lab",
+            PermissionError(errno.EACCES, "Permission denied"),
+            "; let the daemon's user enter it, or submit the run file from a folder that this user can read",
+        ),
+        (
+            "/tmp/lab",
+            FileNotFoundError(errno.ENOENT, "No such file"),
+            "where it is now (/tmp/ and /var/tmp/ of a service are its own: it sees no folder of others there)",
+        ),
+        (
+            "/srv/lab",
+            FileNotFoundError(errno.ENOENT, "No such file"),
+            "submit the run file from where it is now",
+        ),
+    ],
+)
+def test_what_to_do_is_by_what_is_wrong(folder, error, said, monkeypatch):
+    def chdir(_):
+        raise error
+
+    with monkeypatch.context() as there:
+        there.setattr("os.chdir", chdir)
+        with pytest.raises(ConductorError) as told:
+            user_folder.enter(folder)
+    assert str(told.value).endswith(said)
