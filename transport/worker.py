@@ -82,30 +82,32 @@ class Request:
 
 class Failures:
     """Errors of handlers in the log. One that comes again and again, as while the disk is full, is counted: after the first ones there
-    is a line a minute.
+    is a line a minute. Errors that are `foreseen` have no traceback.
     """
 
-    def __init__(self, service: str, *, now: Callable[[], float] = time.monotonic) -> None:
-        self._service = service
-        self._now = now
+    def __init__(
+        self,
+        service: str,
+        foreseen: Sequence[type[Exception]] = (),
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._service, self._foreseen, self._now = service, tuple(foreseen), now
         self._known: dict[str, _Repeated] = {}
 
     def log(self, error: BaseException) -> None:
         """To be called where it is handled."""
         name, now = type(error).__name__, self._now()
-        known = self._known.get(name)
-        if known is None or now - known.last >= _QUIET:
+        if (known := self._known.get(name)) is None or now - known.last >= _QUIET:
             known = self._known[name] = _Repeated(now)
-        known.last = now
-        known.count += 1
-        data: dict[str, object] = {"service": self._service, "error": name}
-        if known.count <= _SHOWN:
-            known.told, known.since = known.count, now
-            _log.warning("worker.handler_failed", exc_info=True, extra={"data": data})
-        elif now - known.since >= _QUIET:
+        known.last, known.count = now, known.count + 1
+        data: dict[str, object] = {"service": self._service, "error": name, "reason": _text_of(error)}
+        if known.count > _SHOWN:
+            if now - known.since < _QUIET:
+                return
             data |= {"count": known.count - known.told, "seconds": round(now - known.since, 3)}
-            known.told, known.since = known.count, now
-            _log.warning("worker.handler_failed", extra={"data": data | {"reason": _text_of(error)}})
+        known.told, known.since = known.count, now
+        is_traced = known.count <= _SHOWN and not isinstance(error, self._foreseen)
+        _log.warning("worker.handler_failed", exc_info=is_traced or None, extra={"data": data})
 
 
 def _text_of(error: BaseException) -> str:
@@ -141,6 +143,7 @@ class Worker:
         handler: is awaited with each request, and returns the frames of the FINAL.
         credit: the number of requests at once.
         secret: the secret that the broker requires for a reserved name.
+        foreseen: errors of the handler that are no fault of its code: the log has what they say, and no traceback.
         heartbeat: seconds between heartbeats; the broker's must be about the same.
         liveness: missed heartbeats after which the broker counts as gone.
     """
@@ -153,6 +156,7 @@ class Worker:
         credit: int = 1,
         *,
         secret: Secret | None = None,
+        foreseen: Sequence[type[Exception]] = (),
         heartbeat: float = 1.0,
         liveness: int = 4,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
@@ -184,7 +188,7 @@ class Worker:
         self._closing = False
         self._writable = asyncio.Event()
         self._last_seen = 0.0
-        self._failures = Failures(service)
+        self._failures = Failures(service, foreseen)
         self._last_sent = 0.0
         self._supervisor: asyncio.Task[None] | None = None
 

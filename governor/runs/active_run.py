@@ -21,7 +21,7 @@ import msgspec
 
 from governor import logs
 from governor.episodes.entries import in_daemon_thread
-from governor.errors import JournalError
+from governor.errors import JournalError, TryAgain
 from governor.files import write_whole
 from governor.messages import ConductorCommand, conductor_service, decode_command_reply, encode, run_service
 from governor.metrics import Metrics
@@ -152,6 +152,7 @@ class ActiveRun:
                     self.reports.answer,
                     credit=REQUEST_CREDIT,
                     secret=self.context.secret,
+                    foreseen=[TryAgain],
                 )
             )
             self.spawn(LivenessProbe(self).run(), "probe")

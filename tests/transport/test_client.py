@@ -239,6 +239,17 @@ def test_errors_of_handlers_that_come_in_thousands_are_counted(caplog):
     assert caplog.records[3].data["reason"] == "no room"
 
 
+def test_a_foreseen_error_of_a_handler_is_logged_with_what_it_says_and_without_a_traceback(caplog):
+    failures = Failures("full", foreseen=[OSError])
+    for error in (FileNotFoundError("no folder"), KeyError("a fault")):
+        try:
+            raise error
+        except type(error):
+            failures.log(error)
+    lines = [(bool(one.exc_info), one.data.get("reason")) for one in caplog.records]
+    assert lines == [(False, "no folder"), (True, "'a fault'")]
+
+
 @pytest.mark.parametrize(
     "reply", ["text", [b"good", "text"], None, b"bytes", [b"x" * (64 * 2**20 + 1)], [b""] * 1001]
 )

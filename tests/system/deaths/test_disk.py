@@ -84,9 +84,10 @@ class Disk:
     def logged(self):
         """Events of the log since the last call."""
         path = self._instance.folder / "log"
-        lines = path.read_text().splitlines()
+        lines = [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
         path.write_text("")
-        return [json.loads(line)["event"] for line in lines if line.startswith("{")]
+        assert [line for line in lines if "exception" in line] == [], "a full disk is no fault of ours"
+        return [line["event"] for line in lines]
 
 
 @pytest.fixture
