@@ -17,12 +17,21 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from governor import logs
 from governor.episodes.entries import call_in_loop
 from governor.errors import ConductorError
-from governor.tasks.cluster.joining import join, worker_id
-from governor.tasks.cluster.liveness import all_answer, answers, ended, first_ended, race
+from governor.tasks.cluster.joining import hosts_of_nodes, join, worker_id
+from governor.tasks.cluster.liveness import (
+    all_answer,
+    answers,
+    ended,
+    first_ended,
+    first_words,
+    is_settings,
+    race,
+    why,
+)
 from governor.tasks.cluster.nodes import Nodes, RayNode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from concurrent.futures import Future
 
     from governor.tasks.cluster.liveness import Server
@@ -30,6 +39,13 @@ if TYPE_CHECKING:
     from governor.tasks.scheduling.events import Shape
 
 CONNECT_SECONDS: Final = 60.0
+REACH_SECONDS: Final = 15.0
+"""For a connection to the GCS; the system itself tries for two minutes where a firewall drops its packets."""
+OWN_NODE_SECONDS: Final = 20.0
+"""For this machine to become a node, as it does when its raylet is started again. Ray waits for that as long as
+`deadlines.start` is, and does not say so.
+"""
+OWN_NODE_PAUSE: Final = 0.5
 LEAVE_SECONDS: Final = 10.0
 """Longest wait for the clean-up at the end: Ray may hang, and its thread with it."""
 ASK_AGAIN_SECONDS: Final = 1.0
@@ -95,11 +111,24 @@ class Cluster:
             raise ConductorError(f"no connection to Ray at {self.address}: {why}") from error
 
     async def _join(self) -> None:
-        """`_connect`, aborted when the GCS is lost meanwhile: Ray would wait for it."""
-        joined, lost = await race("ray.join", self.call(self._connect), first_ended(self._servers()))
+        """`_connect_here`, aborted when the GCS is lost meanwhile: Ray would wait for it."""
+        joined, lost = await race("ray.join", self._connect_here(), first_ended(self._servers()))
         if joined.cancelled():
             raise ConductorError(f"no connection to Ray at {self.address}: {lost.result()}")
         joined.result()
+
+    async def _connect_here(self) -> None:
+        if not await asyncio.to_thread(_is_here, self.address.rpartition(":")[0]):
+            await self._wait_for_own_node()
+        await self.call(self._connect)
+
+    async def _wait_for_own_node(self) -> None:
+        ask = partial(hosts_of_nodes, self.address, token_path=self._token_path)
+        end = asyncio.get_running_loop().time() + OWN_NODE_SECONDS
+        while not any(map(_is_here, hosts := await self.call(ask))):
+            if asyncio.get_running_loop().time() >= end:
+                raise self._no_node(hosts)
+            await asyncio.sleep(OWN_NODE_PAUSE)
 
     async def call(self, function: Callable[[], T]) -> T:
         """Runs a call into Ray in Ray's thread. Raises ConductorError once the connection has been shut down, and at once
@@ -285,10 +314,17 @@ class Cluster:
         if not colon or not port.isdigit():
             raise ConductorError(f'"{self.address}" is no Ray address of the form host:port')
         try:
-            _, writer = await asyncio.open_connection(host, int(port))
+            async with asyncio.timeout(REACH_SECONDS):
+                said = await first_words(host, int(port))
+        except TimeoutError:
+            raise ConductorError(f"no Ray at {self.address}: no answer within {REACH_SECONDS:g} s") from None
         except OSError as error:
-            raise ConductorError(f"no Ray at {self.address}: {error.strerror or error}") from None
-        writer.close()
+            raise ConductorError(f"no Ray at {self.address}: {why(error)}") from None
+        if said and not is_settings(said):
+            raise ConductorError(
+                f"no Ray at {self.address}: something else listens there; the address is that of the GCS, as `ray start --head` "
+                "prints it (its port is 6379 by default; 8265 is that of the dashboard)"
+            )
 
     def _connect(self) -> None:
         self.ray = join(self.address, token_path=self._token_path, namespace=self.namespace)
@@ -298,12 +334,13 @@ class Cluster:
 
     def _require_own_node(self) -> None:
         """Ray takes a driver on a machine that is no node for one on another node: runners would not find it."""
-        own = self.own
-        if own is None or _is_here(own.host):
-            return
-        raise ConductorError(
+        if self.own is not None and not _is_here(self.own.host):
+            raise self._no_node(node.host for node in self._alive)
+
+    def _no_node(self, hosts: Iterable[str]) -> ConductorError:
+        return ConductorError(
             f"this machine is no node of the Ray cluster at {self.address} (its nodes: "
-            f"{', '.join(sorted({node.host for node in self._alive}))}): a driver needs one here; "
+            f"{', '.join(sorted(set(hosts)))}): a driver needs one here; "
             f"`ray start --address={self.address} --num-cpus=0` makes one that executes nothing"
         )
 

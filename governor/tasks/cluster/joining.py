@@ -6,27 +6,24 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from governor import logs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+QUERY_SECONDS: Final = 10.0
+
 log = logs.get_logger()
 
 
 def join(address: str, *, token_path: str | None, namespace: str) -> Any:
     """Connects, and returns the module `ray`. Blocks; raises any error of Ray."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    if token_path is not None:
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token_path}
-    import ray  # noqa: PLC0415  # the variables above are read when it is imported
-    from ray._raylet import Config  # type: ignore[attr-defined]  # noqa: PLC0415  # as above
-    from ray.job_config import JobConfig  # noqa: PLC0415
+    _set_variables(token_path)
+    import ray  # noqa: PLC0415  # its variables are read when it is imported
+    from ray.job_config import JobConfig  # noqa: PLC0415  # as above
 
-    # Reads the variables again: in a fork of a process that had imported Ray they came late.
-    Config.initialize("")
     if address.startswith("127.0.0.1:"):
         keep_loopback_address()
     # Ray warns that it sets no SIGTERM handler outside the main thread: ours must stay. Nobody asks where it connects to.
@@ -43,6 +40,28 @@ def join(address: str, *, token_path: str | None, namespace: str) -> Any:
     )
     _redirect_output()
     return ray
+
+
+def hosts_of_nodes(address: str, *, token_path: str | None) -> list[str]:
+    """Of those that are alive, without a connection as a driver. Blocks, 40 s at most; raises any error of Ray."""
+    _set_variables(token_path)
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # noqa: PLC0415  # as above
+    from ray.core.generated.gcs_pb2 import GcsNodeInfo  # type: ignore[attr-defined]  # noqa: PLC0415  # as above
+
+    nodes = GcsClient(address=address).get_all_node_info(
+        timeout=QUERY_SECONDS, state_filter=GcsNodeInfo.GcsNodeState.ALIVE
+    )
+    return sorted(node.node_manager_address for node in nodes.values())
+
+
+def _set_variables(token_path: str | None) -> None:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if token_path is not None:
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token_path}
+    from ray._raylet import Config  # type: ignore[attr-defined]  # noqa: PLC0415  # as in `join`
+
+    # Reads the variables again: in a fork of a process that had imported Ray they came late.
+    Config.initialize("")
 
 
 def keep_loopback_address() -> None:

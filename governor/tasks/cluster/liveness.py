@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from governor.processes.silence import TICK_SECONDS, SilenceTimer
@@ -24,6 +25,7 @@ HOLD_SECONDS: Final = 2.0
 """Between two checks of a server that answers."""
 SILENT_SECONDS: Final = 10.0
 """A busy server may be late; after this time it counts as frozen."""
+WORDS_SECONDS: Final = 2.0
 GREETING: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 """The preface and an empty SETTINGS frame (RFC 9113, 3.4); the server must send a SETTINGS frame at once."""
 
@@ -84,6 +86,30 @@ async def answers(host: str, port: int, *, silence: float | None = None) -> bool
     return answer is not None
 
 
+async def first_words(host: str, port: int) -> bytes | None:
+    """What a server answers to the greeting; empty: it has closed the connection; None: nothing, within `WORDS_SECONDS`. Raises
+    OSError. A name may take long to resolve.
+    """
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(GREETING)
+        return await _read_answer(reader, WORDS_SECONDS)
+    finally:
+        writer.transport.abort()
+
+
+def is_settings(answer: bytes) -> bool:
+    """Whether an answer to the greeting begins as one of HTTP/2, which gRPC is."""
+    return answer[3:4] == b"\4"
+
+
+def why(error: OSError) -> str:
+    """For a connection that failed: asyncio replaces the system's own words."""
+    if error.errno is not None and error.errno > 0:  # the numbers of names that are not known are negative
+        return os.strerror(error.errno)
+    return error.strerror or str(error) or "no answer"
+
+
 async def ended(host: str, port: int, what: str) -> str:
     """Waits until `what` no longer listens there, or no longer answers; returns the reason."""
     failures = 0
@@ -100,7 +126,7 @@ async def ended(host: str, port: int, what: str) -> str:
         except OSError as error:
             failures += 1
             if failures >= RECONNECT_TRIES:
-                return f"{what} at {host}:{port} is gone ({error.strerror or str(error) or 'no answer'})"
+                return f"{what} at {host}:{port} is gone ({why(error)})"
         await asyncio.sleep(RECONNECT_SECONDS)  # also in case the server closes each connection at once
 
 

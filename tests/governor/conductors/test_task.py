@@ -119,7 +119,8 @@ async def test_a_conductor_killed_outright_leaves_no_runner(head, conductor):
 
 
 @pytest.mark.parametrize(
-    ("address", "reason"), [("127.0.0.1:1", "no Ray at 127.0.0.1:1"), ("ray", "no Ray address")]
+    ("address", "reason"),
+    [("127.0.0.1:1", "no Ray at 127.0.0.1:1: Connection refused"), ("ray", "no Ray address")],
 )
 async def test_no_ray_is_one_line(tmp_path, address, reason):
     spec = conductor_spec(tmp_path, settings={"ray": {"address": address, "token_path": None}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import tempfile
 import threading
 import time
@@ -27,6 +28,8 @@ from tests.support.tasks.second_node import SecondNode
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 
 FAR = {"node_b": 2}
+SETTINGS = b"\0\0\0\4\0\0\0\0\0"
+"""As a gRPC server answers to the greeting."""
 
 
 async def seen(cluster, node_id):
@@ -98,11 +101,82 @@ async def test_a_machine_that_is_no_node_is_told_how_to_become_one():
         cluster._require_own_node()
 
 
+@pytest.mark.parametrize("joins", [False, True])
+async def test_this_machine_may_become_a_node_meanwhile_and_ray_itself_is_not_asked_before(
+    monkeypatch, joins
+):
+    """Ray would wait a minute for that, as long as `deadlines.start` is, and not say so."""
+    monkeypatch.setattr("governor.tasks.cluster.cluster.OWN_NODE_SECONDS", 0.0 if not joins else 60.0)
+    monkeypatch.setattr("governor.tasks.cluster.cluster.OWN_NODE_PAUSE", 0.0)
+    answers = iter([["203.0.113.9"], ["127.0.0.1", "203.0.113.9"]])
+    monkeypatch.setattr(
+        "governor.tasks.cluster.cluster.hosts_of_nodes", lambda address, token_path: next(answers)
+    )
+    cluster, connected = Cluster(address="203.0.113.9:6379", token_path=None, namespace="x"), []
+    cluster._gone = asyncio.get_running_loop().create_future()
+    monkeypatch.setattr(cluster, "_connect", lambda: connected.append("now"))
+    try:
+        if joins:
+            await cluster._connect_here()
+        else:
+            with pytest.raises(ConductorError, match=r"its nodes: 203\.0\.113\.9\).*ray start --address="):
+                await cluster._connect_here()
+    finally:
+        cluster._thread.shutdown()
+    assert bool(connected) is joins
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"HTTP/1.0 400 Bad Request\r\n\r\n", "something else listens there"),
+        (b"-ERR unknown command\r\n", "something else listens there"),
+        (SETTINGS, None),
+        (b"", None),
+    ],
+)
+async def test_a_server_that_is_not_ray_is_told_at_once(answer, reason):
+    async def reply(_, writer):
+        writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(reply, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    cluster = Cluster(address=f"127.0.0.1:{port}", token_path=None, namespace="x")
+    try:
+        if reason is None:
+            await cluster._reachable()
+        else:
+            with pytest.raises(ConductorError, match=f"no Ray at 127.0.0.1:{port}: {reason}"):
+                await cluster._reachable()
+    finally:
+        server.close()
+        cluster._thread.shutdown()
+
+
+async def test_an_address_that_swallows_all_packets_is_given_up_before_the_start_of_a_run(monkeypatch):
+    monkeypatch.setattr("governor.tasks.cluster.cluster.REACH_SECONDS", 0.05)
+    full = socket.create_server(("127.0.0.1", 0), backlog=0)
+    host, port = full.getsockname()
+    waiting = [socket.socket() for _ in range(4)]  # the kernel drops what comes when the backlog is full
+    cluster = Cluster(address=f"{host}:{port}", token_path=None, namespace="x")
+    try:
+        for each in waiting:
+            each.setblocking(False)
+            each.connect_ex((host, port))
+        with pytest.raises(ConductorError, match=f"no Ray at {host}:{port}: no answer within 0.05 s"):
+            await cluster._reachable()
+    finally:
+        cluster._thread.shutdown()
+        for each in [full, *waiting]:
+            each.close()
+
+
 async def test_ray_that_hangs_is_not_waited_for(monkeypatch):
     monkeypatch.setattr("governor.tasks.cluster.cluster.CONNECT_SECONDS", 0.2)
     monkeypatch.setattr("governor.tasks.cluster.cluster.LEAVE_SECONDS", 0.2)
     hanging, told = threading.Event(), []
-    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    server = await asyncio.start_server(lambda _, writer: writer.write(SETTINGS), "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
     cluster = Cluster(address=f"{host}:{port}", token_path=None, namespace="x")
     monkeypatch.setattr(cluster, "_connect", hanging.wait)
