@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -12,7 +12,7 @@ from governor.cli import ask
 from governor.cli.rendering import display
 from governor.cli.rendering.lines import clean, counted, say
 from governor.errors import UsageError
-from governor.messages import GroupProgress, SubmittedGroup, WatchEnd
+from governor.messages import GROUP_PREFIX, GroupProgress, SubmittedGroup, WatchEnd
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -23,11 +23,9 @@ if TYPE_CHECKING:
     from governor.group_results import GroupResult
     from governor.messages import CellStatus, GroupChanged
 
-PREFIX: Final = "g-"
-
 
 def is_group(uid: str) -> bool:
-    return uid.startswith(PREFIX)
+    return uid.startswith(GROUP_PREFIX)
 
 
 # -- following -------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import msgspec
 
 from governor import clock
 from governor.journal.excerpts import metrics_of_phase, phases_of
+from governor.journal.runs_table import FOUND, LAST
 from governor.journal.schema import UNENDED
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _NEWEST: Final = "(SELECT coalesce(max(position), 0) FROM runs WHERE group_uid = groups.uid)"
-_LAST: Final = chr(0x10FFFF)
-FOUND: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +95,7 @@ class GroupRecords(ABC):
 
     def find_groups(self, prefix: str) -> list[GroupRow]:
         """Those whose uids begin so, five at most."""
-        return self.groups(f"uid >= ? AND uid < ? LIMIT {FOUND}", prefix, prefix + _LAST)
+        return self.groups(f"uid >= ? AND uid < ? LIMIT {FOUND}", prefix, prefix + LAST)
 
     def failed_run(self, group: str) -> str | None:
         """The first run whose failure ends a group with `fail_fast`."""

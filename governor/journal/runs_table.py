@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FOUND: Final = 5
 """Uids that `find` returns at most."""
-_LAST: Final = chr(0x10FFFF)
+LAST: Final = chr(0x10FFFF)
 """No character is behind this one."""
 
 
@@ -176,7 +176,7 @@ class RunsTable(ABC):
         """Uids that begin with `prefix`, five at most; without pruned runs."""
         rows = self._rows(
             f"SELECT uid FROM runs WHERE uid >= ? AND uid < ? AND {KEPT} LIMIT {FOUND}",  # noqa: S608  # our own
-            (prefix, prefix + _LAST),
+            (prefix, prefix + LAST),
         )
         found = [uid for (uid,) in rows]
         return [prefix] if not found and position_of(prefix) and self.line(prefix) else found
@@ -220,7 +220,7 @@ class RunsTable(ABC):
 
     def pruned(self, prefix: str) -> RunLine | None:
         """A pruned run, by the beginning of its uid."""
-        found = self._select(RunLine, f"uid >= ? AND uid < ? AND {PRUNED} LIMIT 1", prefix, prefix + _LAST)
+        found = self._select(RunLine, f"uid >= ? AND uid < ? AND {PRUNED} LIMIT 1", prefix, prefix + LAST)
         return next(iter(found), None)
 
     def marked(self) -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
 from governor.messages.base import Message
 
+GROUP_PREFIX: Final = "g-"
+"""Of the uid of a group: no run has it."""
 GroupVerb: TypeAlias = Literal["abort", "pause", "continue", "set", "resume"]
 
 

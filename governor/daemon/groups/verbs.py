@@ -22,6 +22,7 @@ from governor.daemon.submission.files import CodeRecorder
 from governor.errors import AlreadyEnded, GoingDown, NoSuchRun, TryAgain, UsageError
 from governor.journal.groups import GroupRow, NewRun
 from governor.messages import (
+    GROUP_PREFIX,
     Abort,
     Changed,
     ChangeRun,
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
     from governor.runs.active_run import RunContext
     from governor.runs.record.code import Submission
 
-PREFIX: Final = "g-"
-"""Of the uid of a group: no run has it."""
 KEY_LENGTH: Final = 256
 """Maximum length of a client's key in characters: keys are stored permanently."""
 AT_ONCE: Final = 16
@@ -98,7 +97,7 @@ class Groups:
         this = await asyncio.to_thread(digest, run)
         if (known := await self._find_known(asked.key, this)) is not None:
             return known
-        uid = PREFIX + "".join(secrets.choice(UID_ALPHABET) for _ in range(UID_LENGTH))
+        uid = GROUP_PREFIX + "".join(secrets.choice(UID_ALPHABET) for _ in range(UID_LENGTH))
         group = GroupRow(
             uid=uid,
             key=asked.key,

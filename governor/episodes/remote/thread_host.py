@@ -28,13 +28,13 @@ from governor.episodes.entries import Abandoned, answer, call_in_loop, settle
 from governor.errors import ConductorError
 from governor.failures import Reason, reason_of, stack_of
 from governor.message_stream import MessageStream, StreamClosed
+from transport.endpoints import IPC_PATH_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
 T = TypeVar("T")
-IPC_PATH_LIMIT: Final = 107
 BACKLOG: Final = 1024
 """The most workers that a phase may have: they connect while the thread runs user code."""
 
