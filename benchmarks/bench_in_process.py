@@ -150,12 +150,7 @@ def bare_native(world: World, seconds: float) -> float:
         seed=0,
     )
     observations, _ = environment.reset(seed=0)
-    began, steps = perf_counter(), 0
-    while perf_counter() - began < seconds:
-        for _ in range(100):
-            observations, _, _, _, _ = environment.step(agent.act_many(observations, explore=True))
-        steps += 100 * world.vector
-    return steps / (perf_counter() - began)
+    return acting_alone(environment, agent, observations, world, seconds)
 
 
 def bare_of_sb3(environment: Any, world: World, seconds: float) -> float:
@@ -163,11 +158,15 @@ def bare_of_sb3(environment: Any, world: World, seconds: float) -> float:
     agent = world.made(
         observation_space=environment.observation_space, action_space=environment.action_space, seed=0
     )
-    observations = environment.reset()
+    return acting_alone(environment, agent, environment.reset(), world, seconds)
+
+
+def acting_alone(environment: Any, agent: Any, observations: Any, world: World, seconds: float) -> float:
+    """Steps per second of a vector whose agent does not learn."""
     began, steps = perf_counter(), 0
     while perf_counter() - began < seconds:
         for _ in range(100):
-            observations, _, _, _ = environment.step(agent.act_many(observations, explore=True))
+            observations, *_ = environment.step(agent.act_many(observations, explore=True))
         steps += 100 * world.vector
     return steps / (perf_counter() - began)
 
