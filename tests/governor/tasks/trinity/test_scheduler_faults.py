@@ -287,7 +287,7 @@ async def test_a_hung_runner_freezes_no_report_of_states(scheduler, gate, capsys
 async def test_a_failed_restart_leaks_no_runner(scheduler, monkeypatch):
     for runner in range(2):
         await within(20, scheduler.runners[runner].prepare())
-    pool = scheduler.engine._runners
+    pool, old = scheduler.engine._runners, pid_of(scheduler, 0)
     create, failures = pool._create, iter([True])
 
     def create_or_fail(member):
@@ -296,7 +296,6 @@ async def test_a_failed_restart_leaks_no_runner(scheduler, monkeypatch):
         return create(member)
 
     monkeypatch.setattr(pool, "_create", create_or_fail)
-    old = pid_of(scheduler, 0)
     await within(20, scheduler.runners[0].restart_runner())
     assert not lives(old)
     for runner in range(2):
