@@ -48,8 +48,12 @@ def open_streams() -> None:
 def replace_what_has_no_code() -> None:
     """Characters that the encoding of a terminal does not have, and parts of names that are no text, end no output."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
-            is_unicode = stream.encoding.lower().startswith("utf")
+        if not isinstance(stream, TextIOWrapper):
+            continue
+        is_unicode = stream.encoding.lower().startswith("utf")
+        if stream.errors == "strict" or (
+            stream.errors == "surrogateescape" and not is_unicode
+        ):  # the locale C
             stream.reconfigure(errors="backslashreplace" if is_unicode else "replace")
 
 

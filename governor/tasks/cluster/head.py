@@ -117,7 +117,7 @@ class RayHead:
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         began = time.monotonic()
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "governor.tasks.cluster.head_process", json.dumps(settings)),
+            *(sys.executable, "-P", "-m", "governor.tasks.cluster.head_process", json.dumps(settings)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -56,6 +56,13 @@ async def test_it_starts_listens_on_loopback_only_and_leaves_nothing(head):
     await head.stop()
 
 
+async def test_modules_in_the_folder_of_the_daemon_are_not_taken_for_pythons_own(head, tmp_path, monkeypatch):
+    for name in ("random", "logging", "queue"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError(__file__)")
+    monkeypatch.chdir(tmp_path)
+    assert (await head.start()).address.startswith("127.")
+
+
 @pytest.mark.long
 async def test_without_the_token_nobody_gets_in(head, tmp_path):
     where = await head.start()
