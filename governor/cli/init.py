@@ -45,7 +45,11 @@ def command(*, folder: Path, kind: str) -> None:
 
     It runs as it is: change it step by step to your own. Files that exist are never overwritten.
     """
-    files = {path.name: path.read_text() for path in sorted((TEMPLATES / kind).iterdir()) if path.is_file()}
+    files = {
+        path.name: path.read_text(encoding="utf-8")
+        for path in sorted((TEMPLATES / kind).iterdir())
+        if path.is_file()
+    }
     write(folder, files)
     click.echo(f"wrote {', '.join(files)}{'' if folder == Path() else f' in {folder}'}; next:")
     enter = [] if folder == Path() else [f"cd {shlex.quote(str(folder))}"]
@@ -66,7 +70,7 @@ def write(folder: Path, files: dict[str, str]) -> None:
                     undo.callback(_remove, place.rmdir)
             for name, text in files.items():
                 place = folder / name
-                with place.open("x") as file:
+                with place.open("x", encoding="utf-8") as file:
                     undo.callback(_remove, place.unlink)
                     file.write(text)
         except FileExistsError:

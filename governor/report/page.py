@@ -121,7 +121,7 @@ def _assets() -> _Assets:
     folder = resources.files("governor.report") / "assets"
 
     def text(name: str) -> str:
-        return folder.joinpath(*name.split("/")).read_text()
+        return folder.joinpath(*name.split("/")).read_text(encoding="utf-8")
 
     own = "\n".join(text(name) for name in SCRIPTS)
     library = text("uplot/uPlot.iife.min.js")
@@ -133,5 +133,5 @@ def _assets() -> _Assets:
 
 @cache
 def _template() -> Any:
-    source = (resources.files("governor.report") / "templates" / "page.html").read_text()
+    source = (resources.files("governor.report") / "templates" / "page.html").read_text(encoding="utf-8")
     return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(source)

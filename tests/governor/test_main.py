@@ -89,6 +89,14 @@ def test_what_an_encoding_does_not_have_ends_no_output(encoding, written):
     assert done.stdout == written
 
 
+def test_files_of_ours_are_utf8_whatever_the_locale(tmp_path):
+    environ = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    program = "from governor.report import page\npage._assets(), page._template()"
+    subprocess.run([sys.executable, "-c", program], env=environ, check=True)
+    init = [sys.executable, "-m", "governor", "init", str(tmp_path / "new")]
+    subprocess.run(init, env=environ, check=True)
+
+
 def test_the_part_of_a_name_that_is_no_text_ends_no_output():
     program = "from governor.__main__ import replace_what_has_no_code\nreplace_what_has_no_code()\nprint('caf\\udce9')"
     environ = {**os.environ, "PYTHONIOENCODING": "utf-8"}
