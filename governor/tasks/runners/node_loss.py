@@ -28,10 +28,10 @@ class NodeWatches:
         """Ray's ids of the nodes."""
         return frozenset(self._watches)
 
-    def follow(self, node: str) -> None:
-        """Watches this node from now on, until it is lost. Idempotent."""
+    def follow(self, node: str, host: str) -> None:
+        """Watches this node from now on, until it is lost. `host` is its name in the log. Idempotent."""
         if node not in self._watches:
-            watch = asyncio.create_task(self._watch(node), name=f"node.{node}.watch")
+            watch = asyncio.create_task(self._watch(node, host), name=f"node.{node}.watch")
             self._watches[node] = watch
             watch.add_done_callback(lambda _: self._watches.pop(node, None))
 
@@ -40,11 +40,11 @@ class NodeWatches:
         for watch in self._watches.values():
             watch.cancel()
 
-    async def _watch(self, node: str) -> None:
+    async def _watch(self, node: str, host: str) -> None:
         try:
             await self._cluster.node_lost(node)
         except Exception as error:  # noqa: BLE001  # whatever Ray raises: the loss of Ray is handled elsewhere
-            log.warning("node.watch_failed", node=node, reason=f"{type(error).__name__}: {error}")
+            log.warning("node.watch_failed", node=host, reason=f"{type(error).__name__}: {error}")
             return
-        log.warning("node.lost", node=node)
+        log.warning("node.lost", node=host, ray_node=node)
         self._on_lost(node)

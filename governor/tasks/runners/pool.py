@@ -296,7 +296,7 @@ class Runners:
                 return
         else:
             process = RemoteProcess(**known, cluster=self._cluster)
-            self._node_watches.follow(hello.node)
+            self._node_watches.follow(hello.node, hello.host)
             self._remote_output.follow(hello)
         if not hello.shares_folder:
             process.file_receiver = remote_files.FileReceiver(
