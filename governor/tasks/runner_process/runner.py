@@ -53,6 +53,7 @@ from governor.tasks.protocol.wire import (
 )
 from governor.tasks.runner_process import calls, pickled, settings
 from governor.tasks.runner_process.cancellation import Cancellation
+from governor.tasks.runner_process.missing_folder import with_advice
 from governor.tasks.runner_process.output import RunnerOutput
 from governor.tasks.runner_process.pickled import PREFIX
 from governor.tasks.runner_process.program import ProgramFailed
@@ -286,6 +287,8 @@ class Serving:
 
     def _failed(self, work: WorkItem, run: int, error: BaseException, seconds: float) -> Over:
         reason = _reason_of(error, cancelled=self._cancellation.fired)
+        if not self._shares_folder:
+            reason = with_advice(reason, error, folder=self._folder)
         return Over(
             work.ticket,
             run,
