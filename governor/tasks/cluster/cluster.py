@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from governor import logs
 from governor.episodes.entries import call_in_loop
 from governor.errors import ConductorError
-from governor.tasks.cluster.joining import hosts_of_nodes, join, worker_id
+from governor.tasks.cluster.joining import join, raylets, worker_id
 from governor.tasks.cluster.liveness import (
     all_answer,
     answers,
@@ -123,11 +123,15 @@ class Cluster:
         await self.call(self._connect)
 
     async def _wait_for_own_node(self) -> None:
-        ask = partial(hosts_of_nodes, self.address, token_path=self._token_path)
+        ask = partial(raylets, self.address, token_path=self._token_path)
         end = asyncio.get_running_loop().time() + OWN_NODE_SECONDS
-        while not any(map(_is_here, hosts := await self.call(ask))):
+        while True:
+            nodes = await self.call(ask)
+            for host, port in nodes:  # Ray believes some 15 s in a raylet that is gone
+                if _is_here(host) and await answers(host, port, silence=ASK_AGAIN_SECONDS):
+                    return
             if asyncio.get_running_loop().time() >= end:
-                raise self._no_node(hosts)
+                raise self._no_node(host for host, _ in nodes)
             await asyncio.sleep(OWN_NODE_PAUSE)
 
     async def call(self, function: Callable[[], T]) -> T:

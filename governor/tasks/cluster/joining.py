@@ -42,8 +42,8 @@ def join(address: str, *, token_path: str | None, namespace: str) -> Any:
     return ray
 
 
-def hosts_of_nodes(address: str, *, token_path: str | None) -> list[str]:
-    """Of those that are alive, without a connection as a driver. Blocks, 40 s at most; raises any error of Ray."""
+def raylets(address: str, *, token_path: str | None) -> list[tuple[str, int]]:
+    """Hosts and ports of those that Ray takes for alive, without a connection as a driver. Blocks, 40 s at most; raises any error of Ray."""
     _set_variables(token_path)
     from ray._raylet import GcsClient  # type: ignore[attr-defined]  # noqa: PLC0415  # as above
     from ray.core.generated.gcs_pb2 import GcsNodeInfo  # type: ignore[attr-defined]  # noqa: PLC0415  # as above
@@ -51,7 +51,7 @@ def hosts_of_nodes(address: str, *, token_path: str | None) -> list[str]:
     nodes = GcsClient(address=address).get_all_node_info(
         timeout=QUERY_SECONDS, state_filter=GcsNodeInfo.GcsNodeState.ALIVE
     )
-    return sorted(node.node_manager_address for node in nodes.values())
+    return [(node.node_manager_address, node.node_manager_port) for node in nodes.values()]
 
 
 def _set_variables(token_path: str | None) -> None:

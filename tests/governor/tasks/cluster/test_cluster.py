@@ -108,10 +108,12 @@ async def test_this_machine_may_become_a_node_meanwhile_and_ray_itself_is_not_as
     """Ray would wait a minute for that, as long as `deadlines.start` is, and not say so."""
     monkeypatch.setattr("governor.tasks.cluster.cluster.OWN_NODE_SECONDS", 0.0 if not joins else 60.0)
     monkeypatch.setattr("governor.tasks.cluster.cluster.OWN_NODE_PAUSE", 0.0)
-    answers = iter([["203.0.113.9"], ["127.0.0.1", "203.0.113.9"]])
-    monkeypatch.setattr(
-        "governor.tasks.cluster.cluster.hosts_of_nodes", lambda address, token_path: next(answers)
-    )
+    raylet = await asyncio.start_server(lambda _, writer: writer.write(SETTINGS), "127.0.0.1", 0)
+    gone = socket.create_server(("127.0.0.1", 0))
+    other, dead = ("203.0.113.9", 1), gone.getsockname()
+    gone.close()
+    found = iter([[other, dead], [dead, other, raylet.sockets[0].getsockname()]])
+    monkeypatch.setattr("governor.tasks.cluster.cluster.raylets", lambda address, token_path: next(found))
     cluster, connected = Cluster(address="203.0.113.9:6379", token_path=None, namespace="x"), []
     cluster._gone = asyncio.get_running_loop().create_future()
     monkeypatch.setattr(cluster, "_connect", lambda: connected.append("now"))
@@ -119,9 +121,10 @@ async def test_this_machine_may_become_a_node_meanwhile_and_ray_itself_is_not_as
         if joins:
             await cluster._connect_here()
         else:
-            with pytest.raises(ConductorError, match=r"its nodes: 203\.0\.113\.9\).*ray start --address="):
+            with pytest.raises(ConductorError, match=r"its nodes: .*203\.0\.113\.9\).*ray start --address="):
                 await cluster._connect_here()
     finally:
+        raylet.close()
         cluster._thread.shutdown()
     assert bool(connected) is joins
 
