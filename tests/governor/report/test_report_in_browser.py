@@ -2,99 +2,27 @@
 
 import contextlib
 import http.server
-import math
 import threading
 
 import msgspec
 import pytest
 
-from governor.messages import RunEvent
 from governor.report import page
 from governor.report.compare import compare
-from governor.report.document import Column, ConductorUsage, CurveData, Failure, Table, Usage, Windows
-from governor.report.timeline import timeline_of
+from governor.report.document import Column, Table
 from tests.support.pages import browser
-from tests.support.pages.report_documents import HOSTILE, document, hostile_run, run_document
+from tests.support.pages.report_documents import (
+    HOSTILE,
+    ROWS,
+    curve,
+    document,
+    hostile_run,
+    many,
+    rows,
+    run_document,
+)
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
-ROWS = 10_000
-OUTCOMES = ["succeeded", "failed"]
-
-
-@pytest.fixture(scope="session")
-def playwright(tmp_path_factory):
-    browser.chromium()
-    return browser.install(tmp_path_factory.mktemp("playwright"))
-
-
-@pytest.fixture
-def visit(playwright, tmp_path):
-    """Opens the page of a document; asserts that it did nothing that it must not."""
-
-    def opened(made, script="scrolled(page)", **more):
-        file = tmp_path / "report.html"
-        file.write_text(page.render(made))
-        found = browser.visit(playwright, file.as_uri(), script, **more)
-        assert (found["console"], found["elsewhere"], found["dialogs"]) == ([], [], [])
-        return found
-
-    return opened
-
-
-def curve(metric="return", shift=0.0):
-    keys = [*range(0, 640, 8)]
-    mean = [math.sin(key / 60) + shift for key in keys]
-    spread = {name: [value + by for value in mean] for name, by in {"p10": -1.0, "p25": -0.5, "p50": 0.0, "p75": 0.5, "p90": 1.0}.items()}  # fmt: skip
-    windows = Windows(
-        first=keys,
-        last=[key + 7 for key in keys],
-        step_first=[key * 10 for key in keys],
-        step_last=[key * 10 + 79 for key in keys],
-        at_first=[key / 100 for key in keys],
-        at_last=[key / 100 + 0.07 for key in keys],
-        count=[8 for _ in keys],
-        mean=mean,
-        low=mean,
-        high=mean,
-        **spread,
-    )
-    return CurveData(phase="train", mode="train", metric=metric, count=640, windows=windows)
-
-
-def many():
-    """A run of 10,000 episodes and 10,000 tasks."""
-    events = []
-    for index in range(ROWS):
-        place = {"phase": 0, "task": "fit", "run": index}
-        started = {**place, "attempt": 1, "pid": index % 4 + 1, "node": "n"}
-        events.append(RunEvent(uid="u1", seq=2 * index + 1, at=index / 10, kind="task.started", data=started))
-        record = {"task": "fit", "run": index, "outcome": OUTCOMES[index % 10 == 0], "seconds": 0.05}
-        ended = {"phase": 0, "record": record}
-        events.append(
-            RunEvent(uid="u1", seq=2 * index + 2, at=index / 10 + 0.05, kind="task.ended", data=ended)
-        )
-    usage = Usage(
-        at=[*range(50)], conductors={"agent.a": ConductorUsage(cpu=[0.5] * 50, memory=[1 << 27] * 50)}
-    )
-    return run_document(
-        curves=[curve(), curve("steps")],
-        timeline=timeline_of(events),
-        usage=usage,
-        episodes=rows("episode"),
-        tasks=rows("task"),
-    )
-
-
-def rows(name):
-    return Table(
-        columns=[
-            Column(name=name, kind="number", unit="id", values=[*range(ROWS)]),
-            Column(name="outcome", kind="outcome", values=[int(index % 10 == 0) for index in range(ROWS)], dictionary=OUTCOMES),
-            Column(name="return", kind="number", values=[index * 7919 % 10_007 / 7 for index in range(ROWS)]),
-        ],
-        total=ROWS,
-        shown=ROWS,
-    )  # fmt: skip
 
 
 def test_hostile_texts_are_shown_as_texts(visit):
@@ -254,91 +182,6 @@ def test_columns_whose_names_have_spaces_are_filtered_in_quotes(visit):
     assert found['"my loss">0.5'] == "2 of 3 rows"
     assert found['reason:"bad thing"'] == found['"thing bad"'] == "1 of 3 rows"
     assert found[""] == "3 rows"
-
-
-def test_a_page_that_is_printed_is_light_as_wide_as_paper_and_has_what_is_folded(visit):
-    failures = [
-        Failure(phase="train", kind="episode", number=1, outcome="failed", reason=f"bad {n}", first="episode 3", traceback=f"Traceback {n}")
-        for n in range(3)
-    ]  # fmt: skip
-    texts = [Column(name=f"text {n}", kind="text", values=["[0.25,-1.5]" * 15] * 3) for n in range(4)]
-    long = Table(columns=texts, total=3, shown=3)
-    found = visit(
-        document(msgspec.structs.replace(many(), failures=failures, tasks=long)),
-        """
-        page.emulate_media(color_scheme="dark")
-        scrolled(page)
-        page.evaluate("scrollTo(0, 700)")
-        look = '''() => ({
-            colour: getComputedStyle(document.body).backgroundColor,
-            tracebacks: [...document.querySelectorAll("#failures pre")].filter((each) => each.checkVisibility()).length,
-            rows: document.querySelectorAll("#episodes tbody tr").length,
-            last: document.querySelector("#episodes tbody tr:last-child").innerText,
-            charts: document.querySelectorAll("#curves canvas, #usage canvas").length,
-            right: Math.max(...[...document.querySelectorAll("canvas, table")].map((each) => each.getBoundingClientRect().right)) - document.querySelector("main").getBoundingClientRect().left,
-            legend: document.querySelector("#curves .u-legend").innerText.split(/\\s+/).join(" ").trim(),
-            scrolled: scrollY,
-            buttons: document.querySelectorAll("#episodes th button").length,
-        })'''
-        page.evaluate(f"addEventListener('beforeprint', () => (window.printed = ({look})()))")
-        found["before"] = page.evaluate(look)
-        page.pdf(width="210mm", height="297mm")
-        found["printed"] = page.evaluate("window.printed")
-        page.wait_for_timeout(100)
-        found["after"] = page.evaluate(look)
-        """,
-    )
-    before, printed, after = found["before"], found["printed"], found["after"]
-    assert before["tracebacks"] == after["tracebacks"] == 1
-    assert after == before | {"rows": after["rows"]}
-    assert before["colour"] != "rgb(255, 255, 255)"
-    assert (printed["colour"], printed["tracebacks"], printed["charts"]) == ("rgb(255, 255, 255)", 3, 4)
-    assert (printed["rows"], printed["last"]) == (101, "and 9,900 rows more")
-    assert printed["legend"] == "mean"
-    assert (before["buttons"] > 0, printed["buttons"]) == (
-        True,
-        0,
-    )  # a header with buttons is not repeated on each page
-    assert printed["right"] < 690  # A4 is 718 pixels wide within Chromium's margins
-
-
-def test_no_column_is_cut_on_paper(visit):
-    """Of the metrics of many phases and of many runs."""
-    runs = []
-    for seed in range(12):
-        run = run_document(f"4wq7n2k{seed:02}", seed=seed)
-        [phase] = run.summary.phases
-        phases = [
-            msgspec.structs.replace(
-                phase,
-                name=f"phase-{n:02}-with-a-long-name",
-                metrics={"loss/actor_mean": -0.004265 - n - seed},
-            )
-            for n in range(20)
-        ]
-        runs.append(msgspec.structs.replace(run, summary=msgspec.structs.replace(run.summary, phases=phases)))
-    found = visit(
-        document(*runs, comparison=compare(runs)),
-        """
-        scrolled(page)
-        look = '''() => ({
-            right: Math.max(...[...document.querySelectorAll("table")].map((each) => each.getBoundingClientRect().right)) - document.querySelector("main").getBoundingClientRect().left,
-            metrics: [...document.querySelectorAll("#summary .scroll:last-child table")].map((each) => [...each.rows[1].cells].map((cell) => cell.innerText)),
-            comparison: document.querySelector("#comparison").innerText,
-        })'''
-        page.evaluate(f"addEventListener('beforeprint', () => (window.printed = ({look})()))")
-        found["before"] = page.evaluate(look)
-        page.pdf(width="210mm", height="297mm")
-        found["printed"] = page.evaluate("window.printed")
-        """,
-    )
-    before, printed = found["before"], found["printed"]
-    assert printed["right"] < 690
-    assert [len(row) for row in before["metrics"]] == [21]
-    assert [len(row) for row in printed["metrics"]] == [7, 7, 7, 3]
-    assert {row[0] for row in printed["metrics"]} == {"loss/actor_mean"}
-    assert [cell for row in printed["metrics"] for cell in row[1:]] == before["metrics"][0][1:]
-    assert "n = 12" in printed["comparison"]
 
 
 @contextlib.contextmanager

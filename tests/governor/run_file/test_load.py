@@ -112,13 +112,7 @@ def test_silence_and_stalls():
         ("agents: [walker]", "agents: []", 10, "phases[0].simulate.agents", "at least 1 item"),
         ("agents: [walker]", "agents: walker", 10, "phases[0].simulate.agents", "must be a list"),
         ("episodes: 400, ", "episods: 400, ", 10, "phases[0].simulate.episods", "did you mean 'episodes'?"),
-        (
-            "episodes: 400, ",
-            "episodes: 400, info: [two words], ",
-            10,
-            "phases[0].simulate.info[0]",
-            "must be of a-z, A-Z, 0-9 and _ . / : - and begin with a letter, a digit or '_', not 'two words'",
-        ),
+        ("400, ", "400, info: [a b], ", 10, "phases[0].simulate.info[0]", "_ . / : - and begin with"),
         ("episodes: 400, ", "", 10, "phases[0].simulate.episodes", "'episodes' is missing"),
         ("episodes: 400", "episodes: 40", 11, "phases[0].until[0].average_over", "can never be met"),
         (
