@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -31,13 +32,15 @@ def join(address: str, *, token_path: str | None, namespace: str) -> Any:
         lambda line: line.levelno >= logging.WARNING and "SIGTERM" not in line.getMessage()
     )
     root = str(Path(__file__).parents[3])
-    ray.init(
-        address=address,
-        namespace=namespace,
-        log_to_driver=False,
-        configure_logging=False,
-        job_config=JobConfig(_py_driver_sys_path=[root, *filter(None, sys.path)]),
-    )
+    # Ray puts our working folder, which is the run file's, in front of the path of its workers: a transport.py there would be in place of ours.
+    with contextlib.chdir(root):
+        ray.init(
+            address=address,
+            namespace=namespace,
+            log_to_driver=False,
+            configure_logging=False,
+            job_config=JobConfig(_py_driver_sys_path=[root, *filter(None, sys.path)]),
+        )
     _redirect_output()
     return ray
 

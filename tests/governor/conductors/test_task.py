@@ -49,7 +49,15 @@ class ConductorProcess:
 
 
 @pytest.fixture
-async def conductor(head, tmp_path):
+def working_folder(tmp_path):
+    """Of a run file: Ray takes it to its workers."""
+    made = tmp_path / "beside"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+async def conductor(head, tmp_path, working_folder):
     process = await asyncio.create_subprocess_exec(
         *(
             sys.executable,
@@ -62,6 +70,7 @@ async def conductor(head, tmp_path):
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=working_folder,
     )
     yield ConductorProcess(process)
     if process.returncode is None:
@@ -90,6 +99,13 @@ async def test_it_answers_stops_and_takes_its_runners_along(head, conductor):
     assert (await conductor.line("ends"))["phases"] == [2, 3], "each phase ends once"
     assert await conductor.process.wait() == 0
     assert not runner.is_running()
+
+
+@pytest.mark.ray
+async def test_modules_of_the_user_that_have_our_names_are_not_taken_for_ours(working_folder, conductor):
+    for name in ("governor", "states", "transport"):
+        (working_folder / f"{name}.py").write_text("raise RuntimeError(__file__)")
+    await conductor.line("TaskStarted", "hung")
 
 
 @pytest.mark.ray
