@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from states.at_work import AtWork
+from states.base import RunInWork
 from states.effects import BeginPhase, EndPhase, EndRun
 from states.events import ConductorExited
 from states.finalizing import Finalizing
@@ -38,9 +39,11 @@ def entries(
     """
     data = msgspec.to_builtins(event, order="deterministic")  # sets get the same order in every process
     del data["run"]
-    if isinstance(event, ConductorExited):
-        asked = isinstance(before, AtWork) and before.conductors[event.conductor].replacing
+    if isinstance(event, ConductorExited) and isinstance(before, RunInWork):
+        conductor = before.conductors[event.conductor]
+        asked = isinstance(before, AtWork) and conductor.replacing
         data["expected"] = before.name == "stopping" or asked
+        data["reason"] = event.reason or conductor.last_error  # why it was killed
     rows: list[Entry] = [(event.kind, {**data, **(detail or {})})]
     for effect in step.effects:
         rows += _note(effect, assignment)

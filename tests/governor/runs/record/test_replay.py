@@ -13,6 +13,7 @@ from states.events import (
     AbortRequested,
     ConductorExited,
     ConductorReady,
+    ConductorSilent,
     ConductorStarted,
     PartEnded,
     ResultWritten,
@@ -99,6 +100,14 @@ def test_an_abort_with_its_sender_is_a_step_and_what_the_daemon_has_written_itse
     assert (found.difference, found.state) == (None, "finalizing")
     by_daemon = ("conductor.exited", {"conductor": "a", "by": "recovery"})
     assert replayed(numbered([("run.accepted", {}), by_daemon])).difference is None
+
+
+def test_a_conductor_that_was_killed_has_the_reason_of_that_on_record():
+    killed = (ConductorSilent(**TASKS, seconds=10.0), ConductorExited(**TASKS, exit_code=-9))
+    lines = recorded((*BEGUN, *killed))
+    [exited] = [line.data for line in lines if line.kind == ConductorExited.kind]
+    assert (exited["expected"], exited["reason"]) == (False, "silent for 10 s (deadlines.liveness)")
+    assert replayed(lines).difference is None
 
 
 def test_a_run_in_work_agrees_as_far_as_it_is():
