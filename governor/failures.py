@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import traceback
 from itertools import chain, groupby
@@ -155,6 +156,14 @@ def place_in(reason: str) -> str:
 def place_of(text: str) -> str:
     """The same of the innermost frame in the text of a traceback."""
     return _innermost((name, int(line)) for name, line in _FRAME.findall(text))
+
+
+def signal_name(number: int) -> str:
+    """Most real-time signals have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def utf8(text: str) -> str:

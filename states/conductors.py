@@ -208,7 +208,7 @@ def exit_reason(conductor: ConductorState, event: ConductorExited) -> str:
     if event.exit_code is None:
         how = "could not be started"
     elif event.exit_code < 0:
-        how = f"was killed by {signal_name(-event.exit_code)}"
+        how = f"was killed by {_signal_name(-event.exit_code)}"
     else:
         how = f"exited with code {event.exit_code}"
         if event.exit_code == 0 and conductor.kind != "service":
@@ -221,8 +221,7 @@ def exit_reason(conductor: ConductorState, event: ConductorExited) -> str:
     return f"conductor {conductor.name} {how}{f': {words}' if words else ''}"
 
 
-def signal_name(number: int) -> str:
-    """Most real-time signals have no name."""
+def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:

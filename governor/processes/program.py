@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
 from governor.errors import ProcessError, text_of
+from governor.failures import signal_name
 from governor.processes import kill_tree
-from states.conductors import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

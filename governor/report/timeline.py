@@ -12,8 +12,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from governor.failures import signal_name
 from governor.report.document import Lane, Marks, Spans, Timeline
-from states.conductors import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

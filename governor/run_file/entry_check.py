@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from governor.episodes.text.entries import is_language_model, is_over_http
+from governor.failures import signal_name
 from governor.processes import supervisor
 from governor.run_file.phase_inheritance import PhaseInheritance
 from governor.run_file.plain_data import entry_of, is_count, items, mapping, simulations, vector_of
 from governor.units.fields import ENTRY
-from states.conductors import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

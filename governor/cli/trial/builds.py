@@ -16,11 +16,10 @@ import msgspec
 
 from governor.cli.trial.build_process import Built, Order
 from governor.cli.trial.choice import simulation_of
-from governor.failures import HIDDEN
+from governor.failures import HIDDEN, signal_name
 from governor.messages.base import encode
 from governor.processes import supervisor
 from governor.runs.variables import of_run, require_secrets
-from states.conductors import signal_name
 
 if TYPE_CHECKING:
     import subprocess

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from governor.errors import text_of
+from governor.failures import signal_name
 from governor.version import __version__
-from states.conductors import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

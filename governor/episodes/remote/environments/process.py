@@ -20,11 +20,10 @@ from governor import logs
 from governor.episodes.remote.environments import messages
 from governor.episodes.remote.environments.messages import Built, Ending, Lend, Look, Renew, Seen
 from governor.errors import ConductorError, ProcessError
-from governor.failures import Reason
+from governor.failures import Reason, signal_name
 from governor.message_stream import READ_BYTES, MessageBuffer, framed
 from governor.processes import kill_ladder
 from governor.processes.identity import is_stopped
-from states.conductors import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

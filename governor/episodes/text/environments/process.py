@@ -33,13 +33,12 @@ from governor.episodes.text.environments.environment import (
     step_of,
 )
 from governor.episodes.text.environments.user_calls import run_to_completion
-from governor.failures import Reason, one_line
+from governor.failures import Reason, one_line, signal_name
 from governor.message_stream import READ_BYTES, MessageBuffer, MessageTooLarge, framed
 from governor.output import capture
 from governor.processes import kill_ladder, kill_tree, supervisor
 from governor.processes.identity import ProcessIdentity
 from governor.processes.readiness import is_readable, readable
-from states.conductors import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
