@@ -76,9 +76,10 @@ async def test_a_conductor_frozen_for_long_is_replaced_one_frozen_briefly_is_not
         events, result = await tree.end(uid)
         assert_done_once(events, result, victim)
         assert [e.data for e in events if e.kind == "conductor.failed"] == []
-        exits = [(each["conductor"], each["exit_code"], each["reason"]) for each in deaths(events)]
-        assert exits == [(victim, -9, "")]
         [silent] = [e.data for e in events if e.kind == "conductor.silent"]
+        why = f"silent for {silent['seconds']:.0f} s (deadlines.liveness)"
+        exits = [(each["conductor"], each["exit_code"], each["reason"]) for each in deaths(events)]
+        assert exits == [(victim, -9, why)]
         assert (silent["conductor"], silent["incarnation"], silent["stopped"]) == (victim, 1, True)
         assert silent["seconds"] >= SILENCE
 
