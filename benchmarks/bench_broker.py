@@ -35,15 +35,20 @@ class Side:
 
     def __init__(self, folder: str, kind: str, *, workers: int = 1, tcp: bool = True) -> None:
         self.kind = kind
-        self.words = {"proxy": "proxy", "guide": "rfc7", "ours": "rfc18", "naive": "rfc18"}.get(
-            kind, "credit"
-        )
+        self.words = {
+            "proxy": "proxy",
+            "guide": "rfc7",
+            "ours": "rfc18",
+            "naive": "rfc18",
+            "forwarder": "rfc18",
+        }.get(kind, "credit")
         self.endpoint = behind = _endpoint(folder, tcp=tcp)
         if kind in ("proxy", "plain", "keyed"):
             behind = _endpoint(folder, tcp=tcp and kind == "proxy")
         started: dict[str, tuple[Any, ...]] = {
             "proxy": (brokers.proxy, (self.endpoint, behind)),
             "naive": (brokers.naive, (self.endpoint,)),
+            "forwarder": (brokers.forwarder, (self.endpoint,)),
             "guide": (brokers.guide, (self.endpoint, os.environ.get("ZGUIDE", ""))),
             "plain": (brokers.networked, (self.endpoint, behind)),
             "keyed": (brokers.keyed, (self.endpoint, behind)),
@@ -140,8 +145,8 @@ def _rates(side: Side) -> str:
 
 def rows() -> list[Row]:
     guide = ["guide"] if os.environ.get("ZGUIDE") else []
-    many = measured("ours", "naive", *guide, in_flight=64, workers=WORKERS)
-    ours, naive = many["ours"], many["naive"]
+    many = measured("ours", "naive", "forwarder", *guide, in_flight=64, workers=WORKERS)
+    ours, naive, least = many["ours"], many["naive"], many["forwarder"]
     what = f"tcp, 64 in flight, {WORKERS} workers"
     cpu = f"{p50(ours.cpu):.0f} µs against {p50(naive.cpu):.0f} µs"
     found = [
@@ -154,6 +159,12 @@ def rows() -> list[Row]:
         ),
         Row(
             what=f"{what}: CPU", figure=p50(ours.cpu) / p50(naive.cpu), unit="x naive", at_most=0.45, note=cpu
+        ),
+        Row(
+            what=f"{what}: throughput of a broker in Python that only forwards",
+            figure=least.rate / naive.rate,
+            unit="x naive",
+            note=f"{p50(least.cpu):.0f} µs",
         ),
     ]
     found += [
@@ -173,7 +184,7 @@ def rows() -> list[Row]:
         Row(what=what, figure=ours.rate / one["proxy"].rate, unit="x proxy", at_least=0.25),
     ]
     for tcp, most in ((True, 1.3), (False, 1.5)):
-        alone = measured("ours", "proxy", in_flight=1, tcp=tcp)
+        alone = measured("ours", "proxy", "forwarder", in_flight=1, tcp=tcp)
         ours, what = alone["ours"], f"{'tcp' if tcp else 'ipc'}, one in flight"
         trips = f"{ours.trip * 1e6:.0f} µs against {alone['proxy'].trip * 1e6:.0f} µs"
         found.append(
@@ -183,6 +194,13 @@ def rows() -> list[Row]:
                 unit="x proxy",
                 at_most=most,
                 note=trips,
+            )
+        )
+        found.append(
+            Row(
+                what=f"{what}: p50 of a broker in Python that only forwards",
+                figure=alone["forwarder"].trip / alone["proxy"].trip,
+                unit="x proxy",
             )
         )
         if tcp:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 import psutil
 import zmq
 import zmq.asyncio
+from zmq.backend import Socket as PlainSocket
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -39,6 +40,7 @@ CREDIT = 64
 FEW = 16
 SERVER, _PAIR = (KeyPair.of(secret * 8) for secret in ("11111", "22222"))
 CLIENT = Member(name="load", role="operator", public=_PAIR.public)
+_MORE = int(zmq.SNDMORE)
 _spawn = multiprocessing.get_context("spawn")
 
 
@@ -125,6 +127,39 @@ def naive(endpoint: str) -> None:
                 await router.send_multipart([workers.popleft(), b"MDPW02", b"\x02", client, b"", *body])
 
     asyncio.run(serve())
+
+
+def forwarder(endpoint: str) -> None:
+    """MDP/0.2 with the least that a broker in Python can do, to see what is left for rules: it forwards, in a loop that blocks, by the
+    methods of pyzmq's C class, as ours does. No services, credits, heartbeats, limits.
+    """
+    router = zmq.Context().socket(zmq.ROUTER)
+    router.bind(endpoint)
+    workers: deque[bytes] = deque()
+    held: list[list[bytes]] = []
+    while True:
+        frames = []
+        frame = PlainSocket.recv(router, 0, False)
+        frames.append(frame.bytes)
+        while frame.more:
+            frame = PlainSocket.recv(router, 0, False)
+            frames.append(frame.bytes)
+        peer, header, command, *rest = frames
+        if header == b"MDPC02":
+            held.append([b"MDPW02", b"\x02", peer, b"", *rest[1:]])
+        elif command == b"\x01":
+            workers.append(peer)
+        elif command == b"\x04":
+            _forward(router, [rest[0], b"MDPC02", b"\x03", b"echo", *rest[2:]])
+        while held and workers:
+            _forward(router, [workers[0], *held.pop(0)])
+            workers.rotate()
+
+
+def _forward(router: zmq.Socket[bytes], frames: list[bytes]) -> None:
+    for frame in frames[:-1]:
+        PlainSocket.send(router, frame, _MORE)
+    PlainSocket.send(router, frames[-1], 0)
 
 
 def guide(endpoint: str, folder: str) -> None:
