@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
@@ -12,11 +11,20 @@ from typing import TYPE_CHECKING, Any, Final
 from governor import logs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 QUERY_SECONDS: Final = 10.0
 
 log = logs.get_logger()
+
+
+class _WorkerPath(list[str]):
+    """Folders of which a worker of Ray puts each in front of its path, the last one in front of all. What Ray itself adds, our working
+    folder, goes behind: it is the run file's, and a transport.py there would be in place of ours.
+    """
+
+    def extend(self, folders: Iterable[str]) -> None:
+        self[:0] = folders
 
 
 def join(address: str, *, token_path: str | None, namespace: str) -> Any:
@@ -32,15 +40,13 @@ def join(address: str, *, token_path: str | None, namespace: str) -> Any:
         lambda line: line.levelno >= logging.WARNING and "SIGTERM" not in line.getMessage()
     )
     root = str(Path(__file__).parents[3])
-    # Ray puts our working folder, which is the run file's, in front of the path of its workers: a transport.py there would be in place of ours.
-    with contextlib.chdir(root):
-        ray.init(
-            address=address,
-            namespace=namespace,
-            log_to_driver=False,
-            configure_logging=False,
-            job_config=JobConfig(_py_driver_sys_path=[root, *filter(None, sys.path)]),
-        )
+    ray.init(
+        address=address,
+        namespace=namespace,
+        log_to_driver=False,
+        configure_logging=False,
+        job_config=JobConfig(_py_driver_sys_path=_WorkerPath([*filter(None, sys.path), root])),
+    )
     _redirect_output()
     return ray
 

@@ -50,9 +50,11 @@ class ConductorProcess:
 
 @pytest.fixture
 def working_folder(tmp_path):
-    """Of a run file: Ray takes it to its workers."""
+    """Of a run file, with modules of our names: Ray takes it to its workers."""
     made = tmp_path / "beside"
     made.mkdir()
+    for name in ("governor", "states", "transport"):
+        (made / f"{name}.py").write_text("raise RuntimeError(__file__)")
     return made
 
 
@@ -102,9 +104,7 @@ async def test_it_answers_stops_and_takes_its_runners_along(head, conductor):
 
 
 @pytest.mark.ray
-async def test_modules_of_the_user_that_have_our_names_are_not_taken_for_ours(working_folder, conductor):
-    for name in ("governor", "states", "transport"):
-        (working_folder / f"{name}.py").write_text("raise RuntimeError(__file__)")
+async def test_modules_of_the_user_that_have_our_names_are_not_taken_for_ours(conductor):
     await conductor.line("TaskStarted", "hung")
 
 
