@@ -23,6 +23,7 @@ from governor.units.fields import LIST, WORD, AnyDuration, each_once
 from governor.units.hooks import Hooks
 from governor.units.sections import Section, spell, validated
 from transport import endpoints
+from transport.endpoints import IPC_PATH_LIMIT
 from transport.errors import BadEndpoint
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 PRIVATE_SOCKET: Final = "private.sock"
 WORKER_SOCKET: Final = "workers.sock"
-_SOCKET_BYTES: Final = 107
 _LONGEST_SOCKET: Final = 40
 """Bytes that a socket's name may take below the runtime folder: ``/<uid>/<conductor>.sock``."""
 
@@ -59,11 +59,11 @@ def _path(value: object) -> Path:
 
 
 def _short(folder: Path) -> Path:
-    length, most = len(os.fsencode(folder)), _SOCKET_BYTES - _LONGEST_SOCKET
+    length, most = len(os.fsencode(folder)), IPC_PATH_LIMIT - _LONGEST_SOCKET
     if length > most:
         raise ValueError(
             f"{folder} is {length} bytes long, and at most {most} are possible: a socket's path has at "
-            f"most {_SOCKET_BYTES} bytes, {_LONGEST_SOCKET} of them for its name; choose a shorter folder (--runtime-dir)"
+            f"most {IPC_PATH_LIMIT} bytes, {_LONGEST_SOCKET} of them for its name; choose a shorter folder (--runtime-dir)"
         )
     return folder
 
@@ -78,8 +78,8 @@ def _ray_address(value: str) -> str:
 def _metrics_address(value: str) -> str:
     if value.startswith("unix:"):
         path = value.removeprefix("unix:")
-        if not path.startswith("/") or len(os.fsencode(path)) > _SOCKET_BYTES:
-            raise ValueError(f"must name an absolute path of at most {_SOCKET_BYTES} bytes, not {path!r}")
+        if not path.startswith("/") or len(os.fsencode(path)) > IPC_PATH_LIMIT:
+            raise ValueError(f"must name an absolute path of at most {IPC_PATH_LIMIT} bytes, not {path!r}")
         return value
     host, _, port = value.rpartition(":")
     if not host or "/" in host or not re.fullmatch(r"[0-9]{1,5}", port) or not int(port) < 65536:

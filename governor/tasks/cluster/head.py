@@ -31,13 +31,13 @@ from governor.processes import kill_tree
 from governor.processes.leftovers import instance_of
 from governor.processes.readiness import readable
 from governor.tasks.cluster.liveness import all_answer, first_ended, race
+from transport.endpoints import IPC_PATH_LIMIT
 
 if TYPE_CHECKING:
     from governor.tasks.cluster.liveness import Server
 
 START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 10.0
-SOCKET_PATH_BYTES: Final = 107
 # what Ray appends to our folder: /t/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store.1
 RAY_SUFFIX_BYTES: Final = 77
 OBJECT_STORE_BYTES: Final = 256 * 1024 * 1024
@@ -201,7 +201,7 @@ class RayHead:
 
     def _make_temp(self) -> Path:
         fits = len(os.fsencode(self._runtime_folder)) + len("/ray-12345678") + RAY_SUFFIX_BYTES
-        if fits <= SOCKET_PATH_BYTES:
+        if fits <= IPC_PATH_LIMIT:
             self._runtime_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             return Path(tempfile.mkdtemp(prefix="ray-", dir=self._runtime_folder))
         return Path(

@@ -10,6 +10,13 @@ from governor.report.document import Column, Failure, Table
 from tests.support.pages.report_documents import document, many, run_document
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
+PRINT = """
+        page.evaluate(f"addEventListener('beforeprint', () => (window.printed = ({look})()))")
+        found["before"] = page.evaluate(look)
+        page.pdf(width="210mm", height="297mm")
+        found["printed"] = page.evaluate("window.printed")
+        """
+"""What `look` finds before, and on paper."""
 
 
 def test_a_page_that_is_printed_is_light_as_wide_as_paper_and_has_what_is_folded(visit):
@@ -36,10 +43,9 @@ def test_a_page_that_is_printed_is_light_as_wide_as_paper_and_has_what_is_folded
             scrolled: scrollY,
             buttons: document.querySelectorAll("#episodes th button").length,
         })'''
-        page.evaluate(f"addEventListener('beforeprint', () => (window.printed = ({look})()))")
-        found["before"] = page.evaluate(look)
-        page.pdf(width="210mm", height="297mm")
-        found["printed"] = page.evaluate("window.printed")
+        """
+        + PRINT
+        + """
         page.wait_for_timeout(100)
         found["after"] = page.evaluate(look)
         """,
@@ -82,11 +88,8 @@ def test_no_column_is_cut_on_paper(visit):
             metrics: [...document.querySelectorAll("#summary .scroll:last-child table")].map((each) => [...each.rows[1].cells].map((cell) => cell.innerText)),
             comparison: document.querySelector("#comparison").innerText,
         })'''
-        page.evaluate(f"addEventListener('beforeprint', () => (window.printed = ({look})()))")
-        found["before"] = page.evaluate(look)
-        page.pdf(width="210mm", height="297mm")
-        found["printed"] = page.evaluate("window.printed")
-        """,
+        """
+        + PRINT,
     )
     before, printed = found["before"], found["printed"]
     assert printed["right"] < 690
