@@ -43,7 +43,9 @@ def entries(
         conductor = before.conductors[event.conductor]
         asked = isinstance(before, AtWork) and conductor.replacing
         data["expected"] = before.name == "stopping" or asked
-        data["reason"] = event.reason or conductor.last_error  # why it was killed
+        data["reason"] = (
+            event.reason or conductor.last_error
+        )  # why it was killed, or what it has told of itself
     rows: list[Entry] = [(event.kind, {**data, **(detail or {})})]
     for effect in step.effects:
         rows += _note(effect, assignment)
